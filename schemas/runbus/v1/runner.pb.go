@@ -104,8 +104,11 @@ type RunnerHello struct {
 	// Works this process still runs, for a resume.
 	RunningDispatches []string `protobuf:"bytes,12,rep,name=running_dispatches,json=runningDispatches,proto3" json:"running_dispatches,omitempty"`
 	Draining          bool     `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// The session this process had before its link was cut; empty in its first hello. If the runner's key now holds the session
+	// of another process, this one was replaced meanwhile: it is told so and does not take the id back (SPEC E8).
+	Session       string `protobuf:"bytes,14,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunnerHello) Reset() {
@@ -227,6 +230,13 @@ func (x *RunnerHello) GetDraining() bool {
 		return x.Draining
 	}
 	return false
+}
+
+func (x *RunnerHello) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
 }
 
 // EnrollmentAccepted answers a hello, or refuses it with `error`.
@@ -1113,7 +1123,7 @@ var File_runbus_v1_runner_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\n" +
-	"\x16runbus/v1/runner.proto\x12\trunbus.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\x91\x03\n" +
+	"\x16runbus/v1/runner.proto\x12\trunbus.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xab\x03\n" +
 	"\vRunnerHello\x12\x1b\n" +
 	"\trunner_id\x18\x01 \x01(\tR\brunnerId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -1131,7 +1141,8 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	" \x01(\tR\tpublicKey\x12\x1c\n" +
 	"\tsignature\x18\v \x01(\fR\tsignature\x12-\n" +
 	"\x12running_dispatches\x18\f \x03(\tR\x11runningDispatches\x12\x1a\n" +
-	"\bdraining\x18\r \x01(\bR\bdraining\"\xd8\x02\n" +
+	"\bdraining\x18\r \x01(\bR\bdraining\x12\x18\n" +
+	"\asession\x18\x0e \x01(\tR\asession\"\xd8\x02\n" +
 	"\x12EnrollmentAccepted\x12\x1b\n" +
 	"\trunner_id\x18\x01 \x01(\tR\brunnerId\x12\x1b\n" +
 	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12<\n" +
