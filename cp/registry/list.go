@@ -1,0 +1,88 @@
+package registry
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// Runner is one runner as the API shows it (SPEC R3).
+type Runner struct {
+	ID          string            `json:"id"`
+	Name        string            `json:"name"`
+	DisplayName string            `json:"displayName"`
+	Kind        string            `json:"kind"`    // `self_hosted`
+	Address     string            `json:"address"` // empty for a runner that dials out
+	Zone        string            `json:"zone"`
+	Labels      map[string]string `json:"labels"`
+	State       string            `json:"state"` // `ACTIVE`, or `REVOKED` when the key that holds the id was revoked
+	Link        string            `json:"link"`  // `outbound`
+	Claims      Claims            `json:"claims"`
+	Health      Health            `json:"health"`
+}
+
+// Claims are the runner's own statements about itself (SPEC E9): nobody has checked them.
+type Claims struct {
+	Name         string   `json:"name"`
+	Version      string   `json:"version"`
+	Capabilities []string `json:"capabilities"`
+	LoadScore    float64  `json:"loadScore"`
+	Pid          int64    `json:"pid"`
+}
+
+// Health says whether the runner can take work, and if not, which signal failed. Version, InFlight and Limit are claims.
+type Health struct {
+	// Connected is true when the runner's link is up and its heartbeats come.
+	Connected bool `json:"connected"`
+	// Dispatchable is true when it would be given work now; Detail says why not.
+	Dispatchable bool       `json:"dispatchable"`
+	Detail       string     `json:"detail,omitempty"`
+	LastSeen     *time.Time `json:"lastSeen"`
+	Version      string     `json:"version"`
+	InFlight     int        `json:"inFlight"`
+	Limit        int        `json:"limit"`
+	// LimitEnforced is always true: the runner itself refuses what is over its limit (SPEC D6).
+	LimitEnforced bool    `json:"limitEnforced"`
+	Draining      bool    `json:"draining"`
+	Signals       Signals `json:"signals"`
+}
+
+// Signals are the observations behind Connected, each by itself.
+type Signals struct {
+	Connection string `json:"connection"` // `up` or `down`
+	Heartbeat  string `json:"heartbeat"`  // `fresh`, `late` or `none`
+}
+
+// Candidate is one runner of a tenant as dispatch.Select sees it.
+type Candidate struct {
+	Ref  schemas.RunnerRef
+	Name string // claimed; not unique
+	// Revoked: the key that holds the id was revoked. Pending: registered and never enrolled (dialled runners only).
+	Revoked, Pending bool
+	// Connected: the link is up and the process said hello. Draining: it takes no new work.
+	Connected, Draining bool
+	// Offline says why it can't take work now; empty when it can.
+	Offline    string
+	Session    string
+	SealingKey []byte
+	Limit      int
+	// SessionAt and LinkAt are when the session was given and when this replica saw the link come up.
+	SessionAt, LinkAt time.Time
+	Link              string // `outbound`
+	Pid               int64
+}
+
+// The values of Runner and Candidate that name what an outbound runner is.
+const (
+	KindSelfHosted = "self_hosted"
+	LinkOutbound   = "outbound"
+	StateActive    = "ACTIVE"
+	StateRevoked   = "REVOKED"
+)
+
+// sortRunners orders a list by id.
+func sortRunners(list []Runner) {
+	slices.SortFunc(list, func(a, b Runner) int { return cmp.Compare(a.ID, b.ID) })
+}
