@@ -107,7 +107,9 @@ func RefusedPermissions(runnerID string) (publish, subscribe []string) {
 	return []string{p + "hello"}, []string{p + "inbox.>"}
 }
 
-func prefix(r RunnerRef) string { return Root + "." + r.Tenant + ".runner." + escapeRunner(r.Runner) + "." }
+func prefix(r RunnerRef) string {
+	return Root + "." + r.Tenant + ".runner." + escapeRunner(r.Runner) + "."
+}
 
 // String is the subject as it goes over the wire.
 func (s Subject) String() string {

@@ -1,0 +1,33 @@
+# `make help` lists the targets.
+TOOL := go tool -modfile=tools/go.mod
+
+.DEFAULT_GOAL := help
+.PHONY: help build demo test check generate format bench ci
+
+help: ## This list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+build: ## Build face, core-runner and runink into bin/
+	CGO_ENABLED=0 go build -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
+
+demo: ## One fetch on a real data set, control plane and runner as two processes
+	go run ./cmd/runink demo
+
+test: ## Install what the tests need and pass them under the race detector
+	scripts/test
+
+check: ## Generated code, formatting, vet, lint
+	scripts/check
+
+generate: ## Generate Go from the .proto files
+	$(TOOL) buf generate
+
+format: ## Format Go and protobuf
+	$(TOOL) buf format -w
+	gofmt -w $$(git ls-files '*.go')
+
+bench: ## The benchmarks that the documentation quotes
+	scripts/bench
+
+ci: ## What must pass before a change lands
+	.ci/run

@@ -1,0 +1,207 @@
+// Package runner is the process that executes fetches inside a customer's network: it dials out, says hello, holds
+// subscriptions on the bus, runs what is assigned to it through a connector of runner/source, and streams the result back.
+// It holds no source configuration, stores no credential and schedules nothing (SPEC C14).
+package runner
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// goodbyeWait bounds the last words of a runner: results still to be acknowledged, goodbye, flush.
+const goodbyeWait = 5 * time.Second
+
+// Agent is one runner process. Make it with New, start it once with Run; Drain and Abort may come from any goroutine.
+type Agent struct {
+	cfg   Config
+	cred  *credential
+	ref   schemas.RunnerRef
+	nonce string // of this process
+	key   *seal.Key
+	env   source.Env
+	log   *slog.Logger
+
+	conn    *bus.Conn
+	senders *bus.Senders
+	works   *works
+	session atomic.Pointer[session]
+	clock   clock
+
+	linkUp   chan struct{} // the connection is (again) established
+	rehello  chan struct{} // the control plane wants another hello
+	stop     chan error    // an order that ends this process
+	drainNow chan struct{}
+	drained  sync.Once
+	abortNow chan struct{}
+	aborted  sync.Once
+}
+
+// New checks cfg and makes the process's keys; nothing is dialled. Its errors are *ExitError of ExitConfig.
+func New(cfg Config) (*Agent, error) {
+	cred, err := cfg.prepare()
+	if err != nil {
+		return nil, err
+	}
+	roots, err := source.NewRoots(cfg.FileRoots)
+	if err != nil {
+		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_FILE_ROOTS: %w", err)}
+	}
+	key, err := seal.NewKey()
+	if err != nil {
+		return nil, fmt.Errorf("sealing key: %w", err)
+	}
+	a := &Agent{
+		cfg: cfg, cred: cred, key: key, log: cfg.Log,
+		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
+		nonce:    schemas.NewID(),
+		env:      source.Env{Dial: source.GuardedDial(&net.Dialer{Timeout: 15 * time.Second}), Roots: roots, Log: cfg.Log},
+		linkUp:   make(chan struct{}, 1),
+		rehello:  make(chan struct{}, 1),
+		stop:     make(chan error, 1),
+		drainNow: make(chan struct{}),
+		abortNow: make(chan struct{}),
+	}
+	a.works = newWorks(a)
+	return a, nil
+}
+
+// ID is the runner's plain id.
+func (a *Agent) ID() string { return a.ref.Runner }
+
+// Drain stops taking work: running works finish within Config.DrainGrace, then the runner says goodbye and Run returns nil
+// (SPEC D14). It returns at once.
+func (a *Agent) Drain() { a.drained.Do(func() { close(a.drainNow) }) }
+
+// Abort drains and cancels the running works (a second SIGTERM). It returns at once.
+func (a *Agent) Abort() {
+	a.Drain()
+	a.aborted.Do(func() { close(a.abortNow) })
+}
+
+// Run connects, enrols and works until it is drained or told to stop; then it returns nil, or an error for ExitCode. A
+// cancelled ctx ends it at once, without goodbye. A lost link is mended for ever (SPEC E8).
+func (a *Agent) Run(ctx context.Context) error {
+	a.log.Info(schemas.RoleRunnerText)
+	a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
+	if err := a.connect(); err != nil {
+		return err
+	}
+	defer a.conn.NATS().Close()
+	var err error
+	if a.senders, err = bus.NewSenders(a.conn, a.ref); err != nil {
+		return fmt.Errorf("subscribe credit: %w", err)
+	}
+	defer a.senders.Close()
+
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(guard("enrolment", func() error { return a.keepEnrolled(ctx) }))
+	group.Go(guard("heartbeat", func() error { return a.keepReporting(ctx) }))
+	group.Go(guard("drain", func() error { return a.waitForDrain(ctx) }))
+	group.Go(guard("orders", func() error {
+		select {
+		case err := <-a.stop:
+			return err
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}))
+	err = group.Wait()
+	a.works.cancelAll(schemas.CodeCancelled)
+	a.works.wait(goodbyeWait)
+	if errors.Is(err, errDrained) {
+		return nil
+	}
+	return err
+}
+
+// errDrained ends the tasks of a runner that stops in good order.
+var errDrained = errors.New("drained")
+
+// waitForDrain lets running works end, then takes leave.
+func (a *Agent) waitForDrain(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-a.drainNow:
+	}
+	running := a.works.drain()
+	a.log.Info("draining: new work is refused", "running", running, "grace", a.cfg.DrainGrace)
+	a.report()
+	grace := time.NewTimer(a.cfg.DrainGrace)
+	defer grace.Stop()
+	idle := a.works.idle()
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-a.abortNow:
+		a.log.Warn("second signal: running works are cancelled", "running", a.works.count())
+		a.works.cancelAll(schemas.CodeCancelled)
+	case <-grace.C:
+		a.log.Warn("the drain grace is over: running works are cancelled", "running", a.works.count())
+		a.works.cancelAll(schemas.CodeCancelled)
+	}
+	select {
+	case <-idle:
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(2 * goodbyeWait):
+		a.log.Error("a work did not stop", "running", a.works.count())
+	}
+	a.goodbye("drained")
+	return errDrained
+}
+
+// goodbye is best effort: a control plane that misses it notices the closed link.
+func (a *Agent) goodbye(reason string) {
+	s := a.session.Load()
+	if s == nil {
+		return
+	}
+	err := a.conn.Publish(schemas.GoodbyeSubject(a.ref), &runbusv1.RunnerGoodbye{Session: s.id, ProcessNonce: a.nonce, Reason: reason})
+	if err == nil {
+		err = a.conn.NATS().FlushTimeout(goodbyeWait)
+	}
+	if err != nil {
+		a.log.Warn("goodbye was not delivered", "error", err)
+	}
+}
+
+// end stops the process with err; the first call wins.
+func (a *Agent) end(err error) {
+	select {
+	case a.stop <- err:
+	default:
+	}
+}
+
+func (a *Agent) pid() int64 { return int64(os.Getpid()) }
+
+// guard turns a panic of a task into its error.
+func guard(task string, run func() error) func() error {
+	return func() (err error) {
+		defer func() {
+			if p := recover(); p != nil {
+				err = fmt.Errorf("%s: panic: %v\n%s", task, p, stack())
+			}
+		}()
+		return run()
+	}
+}

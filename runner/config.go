@@ -1,0 +1,270 @@
+package runner
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/url"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// Defaults of the knobs (SPEC, "Interfaces that are fixed now").
+const (
+	DefaultConcurrency = 4
+	DefaultDrainGrace  = 10 * time.Minute
+	DefaultStateDir    = "/var/lib/core-runner"
+	DefaultPort        = "4222"
+)
+
+// Config is what a runner needs to know. ConfigFromEnv fills it; every field can also be set by hand.
+type Config struct {
+	// Addrs are the control plane's addresses, each `host:port` or a URL (tls, nats, wss, ws). At least one.
+	Addrs []string
+	// Token is the service-account token. A person's session token is taken too, so that the control plane can refuse it
+	// in its own words (SPEC E5).
+	Token string
+	// ID is the runner's id. Empty: the one kept in StateDir, generated at the first start (SPEC E1).
+	ID string
+	// Name and Version are for display. Empty: the host's name, and the build's version.
+	Name, Version string
+	// TLS is off only with RUNNER_ENROLL_TLS=false.
+	TLS bool
+	// CA is a PEM file trusted beside the system roots; may be empty.
+	CA string
+	// StateDir is where a generated id is kept. Empty means DefaultStateDir.
+	StateDir string
+	// FileRoots are the folders that the file and sqlite sources may read. Empty: nowhere.
+	FileRoots []string
+	// Concurrency is how many works run at once (SPEC D6). Zero means DefaultConcurrency.
+	Concurrency int
+	// DrainGrace is how long running works may go on after Drain (SPEC D14). Zero means DefaultDrainGrace.
+	DrainGrace time.Duration
+	// OnEnrolled, if set, is called after each enrolment, once the runner can be dispatched to.
+	OnEnrolled func(Enrolled)
+	// Log is where the runner logs. Nil means slog.Default.
+	Log *slog.Logger
+}
+
+// Enrolled is what a runner knows after its hello was accepted.
+type Enrolled struct {
+	RunnerID string `json:"runnerId"` // plain
+	TenantID string `json:"tenantId"`
+	Session  string `json:"session"`
+	PID      int    `json:"pid"`
+}
+
+// ConfigFromEnv reads the RUNNER_… variables through getenv (os.Getenv). Its errors are *ExitError of ExitConfig and say
+// which variable is wrong.
+func ConfigFromEnv(getenv func(string) string) (Config, error) {
+	c := Config{
+		Token:    getenv("RUNNER_ENROLL_TOKEN"),
+		ID:       getenv("RUNNER_ID"),
+		Name:     getenv("RUNNER_NAME"),
+		Version:  getenv("RUNNER_VERSION"),
+		CA:       getenv("RUNNER_ENROLL_CA"),
+		StateDir: getenv("CORE_RUNNER_STATE_DIR"),
+		TLS:      true,
+	}
+	for addr := range strings.SplitSeq(getenv("RUNNER_ENROLL_ADDR"), ",") {
+		if addr = strings.TrimSpace(addr); addr != "" {
+			c.Addrs = append(c.Addrs, addr)
+		}
+	}
+	for root := range strings.SplitSeq(getenv("RUNNER_FILE_ROOTS"), string(os.PathListSeparator)) {
+		if root != "" {
+			c.FileRoots = append(c.FileRoots, root)
+		}
+	}
+	if v := getenv("RUNNER_ENROLL_TLS"); v != "" {
+		on, err := strconv.ParseBool(v)
+		if err != nil {
+			return Config{}, configError("RUNNER_ENROLL_TLS is %q: use true or false", v)
+		}
+		c.TLS = on
+	}
+	if v := getenv("RUNNER_CONCURRENCY"); v != "" {
+		n, err := strconv.Atoi(v)
+		if err != nil || n < 1 || n > 10_000 {
+			return Config{}, configError("RUNNER_CONCURRENCY is %q: use a number from 1 to 10000", v)
+		}
+		c.Concurrency = n
+	}
+	if v := getenv("RUNNER_DRAIN_GRACE"); v != "" {
+		d, err := time.ParseDuration(v)
+		if err != nil || d < 0 {
+			return Config{}, configError("RUNNER_DRAIN_GRACE is %q: use a duration such as 10m or 90s", v)
+		}
+		c.DrainGrace = d
+	}
+	return c, nil
+}
+
+// prepare fills the defaults and checks everything that can be checked without a network.
+func (c *Config) prepare() (*credential, error) {
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	if len(c.Addrs) == 0 {
+		return nil, configError("no control plane to enrol at: set RUNNER_ENROLL_ADDR to its host:port")
+	}
+	if c.Token == "" {
+		return nil, &ExitError{Code: ExitConfig, Err: schemas.ErrTokenMissing()}
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = DefaultConcurrency
+	}
+	if c.DrainGrace == 0 {
+		c.DrainGrace = DefaultDrainGrace
+	}
+	if c.StateDir == "" {
+		c.StateDir = DefaultStateDir
+	}
+	if c.Version == "" {
+		c.Version = buildVersion()
+	}
+	for i, addr := range c.Addrs {
+		u, err := c.serverURL(addr)
+		if err != nil {
+			return nil, err
+		}
+		c.Addrs[i] = u
+	}
+	cred, err := parseCredential(c.Token)
+	if err != nil {
+		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ENROLL_TOKEN: %w", err)}
+	}
+	c.Token = ""
+	if c.ID == "" {
+		if c.ID, err = keptID(c.StateDir); err != nil {
+			return nil, err
+		}
+	}
+	if err := schemas.ValidRunnerID(c.ID); err != nil {
+		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", err)}
+	}
+	if c.Name == "" {
+		if c.Name, err = os.Hostname(); err != nil {
+			c.Name = c.ID
+		}
+	}
+	return cred, nil
+}
+
+// serverURL turns `host:port` into the URL that nats.go dials. A scheme that contradicts RUNNER_ENROLL_TLS is refused, so
+// that nobody sends in the clear by a slip.
+func (c *Config) serverURL(addr string) (string, error) {
+	if !strings.Contains(addr, "://") {
+		if c.TLS {
+			addr = "tls://" + addr
+		} else {
+			addr = "nats://" + addr
+		}
+	}
+	u, err := url.Parse(addr)
+	if err != nil || u.Hostname() == "" {
+		return "", configError("RUNNER_ENROLL_ADDR: %q is not host:port or a tls, nats, wss or ws URL", addr)
+	}
+	if u.User != nil {
+		return "", configError("RUNNER_ENROLL_ADDR has a user in it: the credential belongs into RUNNER_ENROLL_TOKEN")
+	}
+	switch u.Scheme {
+	case "tls", "wss":
+		if !c.TLS {
+			return "", configError("RUNNER_ENROLL_ADDR says %s:// and RUNNER_ENROLL_TLS says false: drop one of them", u.Scheme)
+		}
+	case "ws":
+		if c.TLS {
+			return "", configError("RUNNER_ENROLL_ADDR says ws://, which is plaintext: use wss://, or set RUNNER_ENROLL_TLS=false")
+		}
+	case "nats":
+		if c.TLS {
+			u.Scheme = "tls"
+		}
+	default:
+		return "", configError("RUNNER_ENROLL_ADDR: unknown scheme %q: use host:port, tls, wss, nats or ws", u.Scheme)
+	}
+	if u.Port() == "" {
+		if u.Scheme == "wss" || u.Scheme == "ws" {
+			return u.String(), nil
+		}
+		u.Host = net.JoinHostPort(u.Hostname(), DefaultPort)
+	}
+	return u.String(), nil
+}
+
+// tlsConfig trusts the system roots and the CA file; TLS 1.3 only. With TLS off it refuses every handshake: the server
+// wants TLS then, and the error says so.
+func (c *Config) tlsConfig() (*tls.Config, error) {
+	if !c.TLS {
+		return &tls.Config{
+			MinVersion:         tls.VersionTLS13,
+			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection below refuses every connection
+			VerifyConnection: func(tls.ConnectionState) error {
+				return errors.New("the control plane requires TLS, and RUNNER_ENROLL_TLS=false turns it off here: remove that setting")
+			},
+		}, nil
+	}
+	t := &tls.Config{MinVersion: tls.VersionTLS13}
+	if c.CA == "" {
+		return t, nil
+	}
+	pem, err := os.ReadFile(c.CA)
+	if err != nil {
+		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ENROLL_CA: %w", err)}
+	}
+	if t.RootCAs, err = x509.SystemCertPool(); err != nil {
+		t.RootCAs = x509.NewCertPool()
+	}
+	if !t.RootCAs.AppendCertsFromPEM(pem) {
+		return nil, configError("RUNNER_ENROLL_CA: %s holds no PEM certificate", c.CA)
+	}
+	return t, nil
+}
+
+// keptID is the id in the state folder, made at the first start.
+func keptID(dir string) (string, error) {
+	file := filepath.Join(dir, "runner-id")
+	hint := "set RUNNER_ID, or CORE_RUNNER_STATE_DIR (--state-dir) to a folder this process can write"
+	b, err := os.ReadFile(file)
+	if err == nil {
+		return strings.TrimSpace(string(b)), nil
+	}
+	if !errors.Is(err, os.ErrNotExist) {
+		return "", configError("can't read the runner's id: %v: %s", err, hint)
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
+	}
+	id := "runner-" + schemas.NewID()[:12]
+	// O_EXCL: of two first starts on one folder one makes the id, the other takes it.
+	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return keptID(dir)
+	}
+	if err != nil {
+		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
+	}
+	_, err = f.WriteString(id + "\n")
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		_ = os.Remove(file)
+		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
+	}
+	return id, nil
+}
+
+func buildVersion() string {
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		return info.Main.Version
+	}
+	return "(devel)"
+}

@@ -1,0 +1,58 @@
+package runner
+
+import (
+	"fmt"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// credential is what the runner proves itself with: a service-account key, or a person's session token, which the control
+// plane refuses in its own words.
+type credential struct {
+	tenant  string // builds subjects, nothing else
+	token   schemas.ServiceToken
+	public  string
+	session string // set: a person's
+}
+
+func parseCredential(token string) (*credential, error) {
+	if schemas.IsSessionToken(token) {
+		if _, err := schemas.SessionTokenHash(token); err != nil {
+			return nil, err
+		}
+		return &credential{tenant: schemas.NoTenant, session: token}, nil
+	}
+	t, err := schemas.ParseServiceToken(token)
+	if err != nil {
+		return nil, err
+	}
+	public, err := t.Key.PublicKey()
+	if err != nil {
+		return nil, fmt.Errorf("service-account key: %w", err)
+	}
+	return &credential{tenant: t.Tenant, token: t, public: public}, nil
+}
+
+// option authenticates a connection: the key signs the server's nonce, its seed stays here.
+func (c *credential) option() nats.Option {
+	if c.session != "" {
+		return nats.Token(c.session)
+	}
+	return nats.Nkey(c.public, c.token.Key.Sign)
+}
+
+// sign puts public key and signature into a hello.
+func (c *credential) sign(ref schemas.RunnerRef, h *runbusv1.RunnerHello) error {
+	if c.session != "" {
+		return nil
+	}
+	sig, err := c.token.Key.Sign(schemas.HelloSigningInput(ref, h))
+	if err != nil {
+		return fmt.Errorf("sign the hello: %w", err)
+	}
+	h.PublicKey, h.Signature = c.public, sig
+	return nil
+}

@@ -1,0 +1,298 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"hash"
+	"log/slog"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/runner/source/all"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	credentialWait = 5 * time.Second        // a slot waits so long for its credentials (DESIGN, "Dispatch")
+	deliveryWait   = 2 * time.Minute        // an ended work waits so long for its last acknowledgement
+	flushEvery     = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
+	defaultWindow  = 1 << 20
+)
+
+// work is one assignment that got a slot. run is its whole life.
+type work struct {
+	agent   *Agent
+	id      string
+	session string
+	m       *runbusv1.RunnerWorkAssignment
+	sealed  chan *runbusv1.SealedCredential
+	sender  *bus.Sender
+	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
+	stop    context.CancelCauseFunc
+	log     *slog.Logger
+}
+
+func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work {
+	window := m.GetWindowBytes()
+	if window <= 0 {
+		window = defaultWindow
+	}
+	w := &work{
+		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, log: log,
+		sealed: make(chan *runbusv1.SealedCredential, 1),
+		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), window),
+	}
+	w.ctx, w.stop = context.WithCancelCause(context.Background())
+	return w
+}
+
+// cancel stops the work; code is the code of the result that confirms it.
+func (w *work) cancel(code schemas.Code) {
+	w.stop(schemas.Errorf(code, "the fetch was stopped: %s", code))
+}
+
+// refuse answers an assignment that got no slot. Nothing was touched.
+func (w *work) refuse(reason error) {
+	defer w.stop(nil)
+	w.deliver(&runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}})
+}
+
+// run executes the work: accept, open the credentials, fetch, stream, conclude. It returns when the result is delivered, or
+// can't be any more.
+func (w *work) run() {
+	defer w.stop(nil)
+	started := time.Now()
+	left := w.m.GetDeadline().AsTime().Sub(w.agent.clock.now())
+	timer := time.AfterFunc(left, func() { w.cancel(schemas.CodeDeadline) })
+	defer timer.Stop()
+	go func() {
+		select {
+		case <-w.sender.Orphaned():
+			w.stop(schemas.Errorf(schemas.CodeOutcomeUnknown, "the waiting control plane has gone"))
+		case <-w.ctx.Done():
+		}
+	}()
+
+	err := w.sender.Send(w.ctx, &runbusv1.RunnerWorkAccepted{Pid: w.agent.pid(), At: timestamppb.New(w.agent.clock.now())})
+	var response *runbusv1.RunFetchResponse
+	stream := newChunks(w.ctx, w.sender)
+	if err == nil {
+		response, err = w.fetch(stream)
+	}
+	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: stream.sum()}
+	if err != nil {
+		err = w.reason(err)
+		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
+		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(started))
+	} else {
+		response.Elapsed = durationpb.New(time.Since(started))
+		result.Outcome = &runbusv1.RunnerWorkResult_Response{Response: response}
+		w.log.Info("work done", "rows", response.GetRows(), "bytes", response.GetBytes(), "after", time.Since(started))
+	}
+	w.deliver(result)
+}
+
+// fetch runs the connector. Whatever it does with the credentials ends when it returns.
+func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			w.log.Error("a connector panicked", "panic", p, "stack", stack())
+			err = schemas.Errorf(schemas.CodeFailed, "the connector failed; the runner's log has the cause")
+		}
+	}()
+	secrets, err := w.secrets()
+	if err != nil {
+		return nil, err
+	}
+	defer clear(secrets)
+	req := w.m.GetRequest()
+	connector, err := all.Find(req.GetSource().GetKind())
+	if err != nil {
+		return nil, err
+	}
+	flushing := stream.flushEvery(flushEvery)
+	defer flushing()
+	out := source.NewOutput(stream, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
+	w.log.Info("work started", "source", connector.Kind())
+	env := w.agent.env
+	env.Log = w.log
+	err = connector.Fetch(w.ctx, env, source.Request{
+		Settings: req.GetSource().GetSettings(), Secrets: secrets, Query: req.GetQuery(),
+	}, out)
+	if err == nil && w.ctx.Err() != nil {
+		err = context.Cause(w.ctx)
+	}
+	if closeErr := out.Close(); err == nil {
+		err = closeErr
+	}
+	if err != nil {
+		return nil, err
+	}
+	if err := stream.flush(); err != nil {
+		return nil, err
+	}
+	return &runbusv1.RunFetchResponse{
+		Rows: out.Rows(), Bytes: out.Bytes(), WireBytes: stream.total(), Notices: out.Notices(), RunnerPid: w.agent.pid(),
+	}, nil
+}
+
+// secrets waits for the sealed bundle, if one follows, and opens it.
+func (w *work) secrets() (map[string]string, error) {
+	if !w.m.GetCredentialsFollow() {
+		return map[string]string{}, nil
+	}
+	timer := time.NewTimer(credentialWait)
+	defer timer.Stop()
+	select {
+	case sealed := <-w.sealed:
+		bundle, err := w.agent.key.Open(seal.Context{
+			Tenant: w.agent.ref.Tenant, Runner: w.agent.ref.Runner, Session: w.session, Dispatch: w.id,
+		}, sealed)
+		if err != nil {
+			return nil, schemas.Wrap(schemas.CodeFailed, err, "the sealed credentials do not open on this runner")
+		}
+		if caller := bundle.GetCaller(); caller != nil {
+			if expires := caller.GetExpiresAt(); expires != nil && w.agent.clock.now().After(expires.AsTime()) {
+				return nil, schemas.Errorf(schemas.CodeForbidden, "the caller's session has expired")
+			}
+			w.log.Info("credentials opened", "caller", caller.GetPerson(), "role", caller.GetRole())
+		}
+		return bundle.GetSecrets(), nil
+	case <-timer.C:
+		return nil, schemas.Errorf(schemas.CodeFailed, "the credentials did not arrive within %s", credentialWait)
+	case <-w.ctx.Done():
+		return nil, context.Cause(w.ctx)
+	}
+}
+
+// progress is the Output's callback.
+func (w *work) progress(phase runbusv1.Phase, message string, rows, bytes int64) {
+	_ = w.sender.Send(w.ctx, &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{
+		Phase: phase, Message: message, Rows: rows, Bytes: bytes, At: timestamppb.New(w.agent.clock.now()),
+	}}) // a lost progress is made good by the next
+}
+
+// reason is what the caller is told of err: why the work was stopped, if it was, else the source's own words.
+func (w *work) reason(err error) error {
+	if cause := context.Cause(w.ctx); cause != nil && !errors.Is(cause, context.Canceled) {
+		return cause
+	}
+	var known *schemas.Error
+	if errors.As(err, &known) {
+		return known
+	}
+	return schemas.Wrap(schemas.CodeFailed, err, fmt.Sprintf("the fetch failed on the runner: %v", err))
+}
+
+// deliver sends the last frame and waits until the control plane has it.
+func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
+	defer w.sender.Close()
+	ctx, cancel := context.WithTimeout(context.Background(), deliveryWait)
+	defer cancel()
+	go func() {
+		select {
+		case <-w.sender.Orphaned():
+			cancel()
+		case <-ctx.Done():
+		}
+	}()
+	err := w.sender.Send(ctx, result)
+	if err == nil {
+		err = w.sender.Drain(ctx)
+	}
+	if err != nil {
+		w.log.Error("outcome unknown to the control plane: the result was not acknowledged", "error", err)
+	}
+}
+
+// chunks cuts the Arrow stream into frames. It is written by the connector and flushed by a timer, so it locks.
+type chunks struct {
+	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to be cancelled
+	sender *bus.Sender
+
+	mu   sync.Mutex
+	buf  []byte
+	hash hash.Hash
+	sent int64
+	err  error
+}
+
+func newChunks(ctx context.Context, s *bus.Sender) *chunks {
+	return &chunks{ctx: ctx, sender: s, hash: sha256.New(), buf: make([]byte, 0, bus.ChunkBytes)}
+}
+
+// Write blocks while the window is full: that is how a slow caller slows the source down (SPEC D15).
+func (c *chunks) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(p)
+	for len(p) > 0 {
+		if c.err != nil {
+			return n - len(p), c.err
+		}
+		take := min(len(p), bus.ChunkBytes-len(c.buf))
+		c.buf, p = append(c.buf, p[:take]...), p[take:]
+		if len(c.buf) == bus.ChunkBytes {
+			c.send()
+		}
+	}
+	return n, c.err
+}
+
+func (c *chunks) flush() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.send()
+	return c.err
+}
+
+// send sends what is buffered; mu is held.
+func (c *chunks) send() {
+	if len(c.buf) == 0 || c.err != nil {
+		return
+	}
+	c.hash.Write(c.buf)
+	c.sent += int64(len(c.buf))
+	c.err = c.sender.Send(c.ctx, &runbusv1.RunnerWorkChunk{ArrowIpc: c.buf})
+	c.buf = c.buf[:0]
+}
+
+// flushEvery sends what is buffered at least so often, until the returned function is called.
+func (c *chunks) flushEvery(d time.Duration) (stop func()) {
+	done, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		tick := time.NewTicker(d)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				_ = c.flush()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return func() { close(done); <-ended }
+}
+
+func (c *chunks) sum() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.hash.Sum(nil)
+}
+
+func (c *chunks) total() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
+}
