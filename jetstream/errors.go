@@ -41,11 +41,10 @@ func lost(err error) bool {
 	return api.ErrorCode == codeWrongLastSequence || api.ErrorCode == codeWrongLastSequenceConstant
 }
 
-// unsent reports whether err proves that nobody took the request.
+// unsent reports whether err proves that nobody took the message.
 func unsent(err error) bool {
 	return errors.Is(err, nats.ErrNoResponders) || errors.Is(err, natsjs.ErrNoStreamResponse) ||
-		errors.Is(err, nats.ErrConnectionClosed) || errors.Is(err, nats.ErrReconnectBufExceeded) ||
-		errors.Is(err, nats.ErrDisconnected) || errors.Is(err, nats.ErrConnectionReconnecting)
+		errors.Is(err, nats.ErrReconnectBufExceeded)
 }
 
 // readError turns the error of a read into one of this package's.

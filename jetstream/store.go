@@ -3,13 +3,17 @@ package jetstream
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
 )
 
-// Options say how the streams are made.
+// Options say how the streams are made and how often they are looked after. The zero value is good for one replica on a
+// data folder that was used before.
 type Options struct {
 	// Replicas of each stream: 1 alone, 3 in a cluster. Zero means 1.
 	Replicas int
@@ -27,31 +31,191 @@ type Options struct {
 	Log *slog.Logger
 }
 
-// Store is the open set of buckets and streams. It is safe for concurrent use.
-type Store struct{ o Options }
+func (o *Options) defaults() error {
+	if o.Replicas == 0 {
+		o.Replicas = 1
+	}
+	if o.HeartbeatTTL == 0 {
+		o.HeartbeatTTL = 60 * time.Second
+	}
+	if o.HeartbeatTTL < time.Second || o.HeartbeatTTL%time.Second != 0 {
+		return fmt.Errorf("the heartbeat TTL %v is not in whole seconds", o.HeartbeatTTL)
+	}
+	if o.ConfirmEvery == 0 {
+		o.ConfirmEvery = 5 * time.Second
+	}
+	if o.RescanEvery == 0 {
+		o.RescanEvery = 30 * time.Second
+	}
+	if o.Log == nil {
+		o.Log = slog.Default()
+	}
+	return nil
+}
 
-// Open verifies, and where Options allow creates, all buckets and streams over a connection in account SEC.
+// askTimeout bounds one request to the server: longer than any answer of a leader, shorter than what a caller waits.
+const askTimeout = 2 * time.Second
+
+// Store is the open set of buckets and streams. It is safe for concurrent use.
+type Store struct {
+	o    Options
+	nc   *nats.Conn
+	js   natsjs.JetStream
+	defs map[string]definition
+
+	ctx    context.Context // ends with Close
+	cancel context.CancelFunc
+	tasks  sync.WaitGroup
+	look   chan struct{} // asks the keeper to look now
+
+	mu      sync.Mutex
+	closed  bool
+	streams map[string]natsjs.Stream // handles for leader reads: never refreshed, so direct get stays off
+	ops     natsjs.JetStream         // account OPS, once OpenMirrors was called
+}
+
+// Open verifies, and where Options allow creates, all buckets and streams over a connection in account SEC. It returns
+// ErrMissing if a security stream is gone, ErrDrift if one is configured otherwise in a way that can't be corrected, and
+// ErrUnavailable if JetStream doesn't answer. Close the store before the connection.
 func Open(ctx context.Context, sec *nats.Conn, o Options) (*Store, error) {
-	return nil, errors.ErrUnsupported
+	if err := o.defaults(); err != nil {
+		return nil, err
+	}
+	js, err := natsjs.New(sec, natsjs.WithDefaultTimeout(askTimeout))
+	if err != nil {
+		return nil, fmt.Errorf("open JetStream: %w", err)
+	}
+	s := &Store{
+		o: o, nc: sec, js: js,
+		defs: map[string]definition{}, streams: map[string]natsjs.Stream{},
+		look: make(chan struct{}, 1),
+	}
+	for _, d := range definitions(o) {
+		st, created, err := ensure(ctx, js, d, !d.security || o.Fresh)
+		if err != nil {
+			return nil, err
+		}
+		if created {
+			o.Log.Info("stream created", "stream", d.config.Name, "storage", d.config.Storage.String())
+		}
+		s.defs[d.config.Name] = d
+		s.streams[d.config.Name] = st
+	}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.task(s.keep)
+	return s, nil
 }
 
 // Close stops the store's tasks and every View made from it. The connections stay open: they are the caller's.
-func (s *Store) Close() {}
-
-// Check returns nil if every stream is there and its leader answers; else ErrMissing or ErrUnavailable.
-func (s *Store) Check(ctx context.Context) error { return errors.ErrUnsupported }
-
-// OpenMirrors makes the mirrors of heartbeats and audit over a connection in account OPS.
-func (s *Store) OpenMirrors(ctx context.Context, mirror *nats.Conn) error {
-	return errors.ErrUnsupported
+func (s *Store) Close() {
+	s.mu.Lock()
+	s.closed = true
+	s.mu.Unlock()
+	s.cancel()
+	s.tasks.Wait()
 }
 
-// Bucket names one key-value bucket.
-type Bucket string
+// Check returns nil if every stream is there and its leader answers; else ErrMissing or ErrUnavailable.
+func (s *Store) Check(ctx context.Context) error {
+	for name, d := range s.defs {
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		_, err := s.js.Stream(ask, name)
+		cancel()
+		if errors.Is(err, natsjs.ErrStreamNotFound) && d.security {
+			return fmt.Errorf("%w: %s", ErrMissing, name)
+		}
+		if err != nil {
+			return readError("check stream "+name, err)
+		}
+	}
+	return nil
+}
 
-// The buckets.
-const (
-	Identities Bucket = "runbus_identities" // file: service-account keys, sessions of people
-	Known      Bucket = "runbus_known"      // file: outbound runners seen, and the key each id is bound to
-	Heartbeats Bucket = "runbus_heartbeats" // memory, keys expire: the live runners
-)
+// task runs f until the store is closed; false if it is closed already.
+func (s *Store) task(f func(context.Context)) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return false
+	}
+	s.tasks.Go(func() { f(s.ctx) })
+	return true
+}
+
+// stream is the handle for leader reads.
+func (s *Store) stream(name string) natsjs.Stream {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.streams[name]
+}
+
+// keep looks after the streams and the mirrors, on a timer, after each reconnect, and when asked to.
+func (s *Store) keep(ctx context.Context) {
+	status := s.nc.StatusChanged(nats.CONNECTED)
+	defer s.nc.RemoveStatusListener(status)
+	tick := time.NewTicker(s.o.RescanEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-status:
+		case <-s.look:
+		}
+		s.inspect(ctx)
+	}
+}
+
+// lookNow wakes the keeper.
+func (s *Store) lookNow() {
+	select {
+	case s.look <- struct{}{}:
+	default:
+	}
+}
+
+// inspect makes missing memory buckets again, reports missing security streams, and repairs the mirrors.
+func (s *Store) inspect(ctx context.Context) {
+	for name, d := range s.defs {
+		ask, cancel := context.WithTimeout(ctx, askTimeout)
+		var err error
+		if d.security {
+			_, _, err = ensure(ask, s.js, d, false)
+		} else {
+			err = s.ensureMemory(ask, name)
+		}
+		cancel()
+		switch {
+		case err == nil || ctx.Err() != nil:
+		case errors.Is(err, ErrUnavailable):
+			s.o.Log.Warn("stream does not answer", "stream", name, "error", err)
+		default:
+			s.o.Log.Error("stream is not as it must be", "stream", name, "error", err)
+		}
+	}
+	s.mu.Lock()
+	ops := s.ops
+	s.mu.Unlock()
+	if ops == nil {
+		return
+	}
+	for _, name := range mirrored {
+		if err := s.mirror(ctx, ops, name); err != nil && ctx.Err() == nil {
+			s.o.Log.Warn("mirror can't be kept", "stream", name, "error", err)
+		}
+	}
+}
+
+// ensureMemory makes a memory bucket that is gone again.
+func (s *Store) ensureMemory(ctx context.Context, name string) error {
+	_, created, err := ensure(ctx, s.js, s.defs[name], true)
+	if err != nil {
+		return err
+	}
+	if created {
+		s.o.Log.Warn("memory bucket was gone and is made again, empty", "stream", name)
+		s.lookNow()
+	}
+	return nil
+}

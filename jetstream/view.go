@@ -1,0 +1,160 @@
+package jetstream
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+)
+
+// View is a live local copy of a table: a scan of the leader, then a watch, then a rescan every 30 s and after each
+// reconnect. It is safe for concurrent use; it may lag behind the leader by the time of a delivery, and by how much at
+// most, Confirmed tells. While the bucket can't be read the view keeps what it knew.
+type View[T any] struct {
+	stop context.CancelFunc
+	done chan struct{}
+
+	onChange func(Row[T])
+	follower *follower
+
+	mu        sync.RWMutex
+	rows      map[string]Row[T] // deleted ones too, so that an older message can't bring them back
+	confirmed time.Time
+}
+
+// Follow starts a View. It returns when the bucket has been read from its leader, or with why it could not be; ctx bounds
+// that only, the view lives until Close of it or of the store. onChange, which may be nil, is called for each row of the
+// initial state before Follow returns, then for each change, deletes and expiries too, in the order of revisions of a key
+// and never concurrently. It must not call Close and should not block: the view stands still meanwhile.
+//
+// A value that is not a T's JSON is logged and left out; if it replaces one that was, that one is reported as deleted.
+func (t *Table[T]) Follow(ctx context.Context, onChange func(Row[T])) (*View[T], error) {
+	if onChange == nil {
+		onChange = func(Row[T]) {}
+	}
+	v := &View[T]{done: make(chan struct{}), onChange: onChange, rows: map[string]Row[T]{}}
+	v.follower = &follower{
+		s: t.s, bucket: t.bucket, log: t.s.o.Log.With("bucket", string(t.bucket)),
+		load: v.load, apply: func(e entry) { v.apply(e, false) }, confirm: v.confirm,
+	}
+	live, stop := context.WithCancel(t.s.ctx)
+	v.stop = stop
+	loaded := make(chan error, 1)
+	if !t.s.task(func(context.Context) {
+		defer close(v.done)
+		v.follower.run(live, func(err error) { loaded <- err })
+	}) {
+		stop()
+		return nil, fmt.Errorf("follow %s: the store is closed: %w", t.bucket, ErrUnavailable)
+	}
+	select {
+	case err := <-loaded:
+		if err != nil {
+			v.Close()
+			return nil, fmt.Errorf("follow %s: %w", t.bucket, err)
+		}
+		return v, nil
+	case <-ctx.Done():
+		v.Close()
+		return nil, fmt.Errorf("follow %s: %w", t.bucket, context.Cause(ctx))
+	}
+}
+
+// Get is the row of key as the view knows it.
+func (v *View[T]) Get(key string) (Row[T], bool) {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	row, ok := v.rows[key]
+	if !ok || row.Deleted {
+		return Row[T]{}, false
+	}
+	return row, true
+}
+
+// Rows are all rows, sorted by key.
+func (v *View[T]) Rows() []Row[T] {
+	v.mu.RLock()
+	rows := make([]Row[T], 0, len(v.rows))
+	for _, row := range v.rows {
+		if !row.Deleted {
+			rows = append(rows, row)
+		}
+	}
+	v.mu.RUnlock()
+	slices.SortFunc(rows, func(a, b Row[T]) int { return cmp.Compare(a.Key, b.Key) })
+	return rows
+}
+
+// Confirmed is the last moment at which the view is known to have held everything that the leader held. Only an answer of
+// the leader moves it.
+func (v *View[T]) Confirmed() time.Time {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	return v.confirmed
+}
+
+// Close stops the view and waits for a running onChange. It may be called more than once.
+func (v *View[T]) Close() {
+	v.stop()
+	<-v.done
+}
+
+func (v *View[T]) confirm(at time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if at.After(v.confirmed) {
+		v.confirmed = at
+	}
+}
+
+// load takes a whole bucket. What it doesn't hold any more is gone, unless it is newer than the scan. Revisions of another
+// stream than before tell nothing, so then the scan alone counts.
+func (v *View[T]) load(found scanned, anew bool) {
+	there := make(map[string]bool, len(found.entries))
+	for _, e := range found.entries {
+		there[e.key] = true
+		v.apply(e, anew)
+	}
+	v.mu.Lock()
+	var gone []Row[T]
+	for key, row := range v.rows {
+		if there[key] || !anew && row.Revision > found.last {
+			continue
+		}
+		delete(v.rows, key)
+		if !row.Deleted {
+			gone = append(gone, Row[T]{Key: key, Revision: row.Revision, Deleted: true})
+		}
+	}
+	v.mu.Unlock()
+	for _, row := range gone {
+		v.onChange(row)
+	}
+}
+
+// apply takes one message. One that isn't newer than what is known changes nothing, unless the stream is another one.
+func (v *View[T]) apply(e entry, anew bool) {
+	row := Row[T]{Key: e.key, Revision: e.seq, Deleted: true}
+	if !e.deleted {
+		decoded, err := decodeRow[T](e)
+		if err != nil {
+			v.follower.log.Error("a row is left out", "error", err)
+		} else {
+			row = decoded
+		}
+	}
+	v.mu.Lock()
+	was, known := v.rows[e.key]
+	if known && !anew && e.seq <= was.Revision {
+		v.mu.Unlock()
+		return
+	}
+	v.rows[e.key] = row
+	v.mu.Unlock()
+	if row.Deleted && (!known || was.Deleted) {
+		return // nobody was told of it
+	}
+	v.onChange(row)
+}
