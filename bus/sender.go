@@ -1,0 +1,213 @@
+package bus
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// Sender is the result stream of one dispatch at the runner. It is safe for concurrent use; frames get their numbers in
+// the order in which Send took them.
+type Sender struct {
+	all               *Senders
+	dispatch, session string
+	ctl, data         string // subjects
+	bad               error  // the ids don't make a subject
+	orphaned          chan struct{}
+
+	mu      sync.Mutex
+	out     *outbox
+	err     error         // why nothing can be sent any more
+	changed chan struct{} // closed and made anew at each credit
+	silent  bool          // orphaned is closed
+}
+
+// Send takes f over: it gives it dispatch, session and the next number, and keeps its encoded form until the replica has
+// acknowledged it. f and its bytes are the caller's again when Send returns. Chunks go to the data subject and wait while the
+// window is full, until ctx ends; everything else goes to the ctl subject and never waits. Nil means kept, not delivered: a link
+// that is down is no error, Senders.Resume sends again. Progress that would pile up (more than four unacknowledged, and not
+// the first of its phase) is merged: only the newest is sent, when there is room, and has number 0 until then.
+//
+// A chunk over ChunkBytes, a second accepted and anything after the result are errors of CodeInvalid; after Close it is ErrClosed.
+func (s *Sender) Send(ctx context.Context, f Frame) error {
+	if s.bad != nil {
+		return s.bad
+	}
+	n := chunkBytes(f)
+	if n > ChunkBytes {
+		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", n, ChunkBytes)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := f.(*runbusv1.RunnerWorkChunk); ok {
+		if err := s.await(ctx, func() bool { return s.out.room(n) || s.out.final }); err != nil {
+			return err
+		}
+	}
+	if err := s.take(f, n); err != nil {
+		return err
+	}
+	s.all.stir()
+	return nil
+}
+
+// take numbers and keeps one frame. The lock is held.
+func (s *Sender) take(f Frame, n int64) error {
+	if s.err != nil {
+		return s.err
+	}
+	if s.out.final {
+		return schemas.Errorf(schemas.CodeInvalid, "a frame after the result of dispatch %s", s.dispatch)
+	}
+	kept := outFrame{bytes: n}
+	switch f := f.(type) {
+	case *runbusv1.RunnerWorkAccepted:
+		if s.out.last > 0 {
+			return schemas.Errorf(schemas.CodeInvalid, "dispatch %s is accepted by its first frame or not at all", s.dispatch)
+		}
+	case *runbusv1.RunnerWorkProgress:
+		f.DispatchId, f.Session, f.Seq = s.dispatch, s.session, 0
+		if !s.out.admit(f) {
+			s.out.merged = proto.CloneOf(f)
+			return nil
+		}
+		kept.progress = true
+	}
+	if err := stamp(f, s.dispatch, s.session, s.out.last+1); err != nil {
+		return err
+	}
+	subject := s.ctl
+	if frameKind(f) == schemas.KindResultData {
+		subject = s.data
+	}
+	msg, err := NewMsg(subject, f)
+	if err != nil {
+		return err
+	}
+	kept.msg = msg
+	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
+		s.out.final, s.out.merged = true, nil
+	}
+	s.out.push(kept, time.Now())
+	return nil
+}
+
+// Drain waits until the replica has acknowledged everything that was sent so far and since.
+func (s *Sender) Drain(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.await(ctx, func() bool { return s.out.acked == s.out.last && s.out.merged == nil })
+}
+
+// await waits for a condition over the outbox. The lock is held, but not while waiting.
+func (s *Sender) await(ctx context.Context, done func() bool) error {
+	for {
+		if s.err != nil {
+			return s.err
+		}
+		if done() {
+			return nil
+		}
+		changed := s.changed
+		s.mu.Unlock()
+		select {
+		case <-changed:
+			s.mu.Lock()
+		case <-ctx.Done():
+			s.mu.Lock()
+			return ctx.Err()
+		}
+	}
+}
+
+// Orphaned is closed when the replica has been silent for 30 s: nobody waits for this result any more, as far as one can
+// tell from here. The stream goes on working if credit comes all the same.
+func (s *Sender) Orphaned() <-chan struct{} { return s.orphaned }
+
+// Close drops the stream with all that was not acknowledged. Send and Drain return ErrClosed then.
+func (s *Sender) Close() {
+	s.all.forget(s)
+	s.fail(ErrClosed)
+}
+
+// fail ends the stream.
+func (s *Sender) fail(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err == nil {
+		s.err = err
+		s.out.frames, s.out.merged = nil, nil
+		s.out.cursor, s.out.acked = s.out.last+1, s.out.last
+		s.notify()
+	}
+}
+
+// notify wakes who waits in await. The lock is held.
+func (s *Sender) notify() {
+	close(s.changed)
+	s.changed = make(chan struct{})
+}
+
+// credit takes in what the replica says.
+func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.err != nil || c.GetDispatchId() != s.dispatch || c.GetSession() != s.session || !s.out.credit(c, time.Now()) {
+		s.all.ignored.Add(1)
+		return
+	}
+	if p := s.out.merged; p != nil && s.out.progress < mostProgress {
+		s.out.merged = nil
+		if err := s.take(p, 0); err != nil { // it was a progress of this stream a moment ago
+			s.err = err
+		}
+	}
+	s.notify()
+}
+
+// publish sends up to most frames, and a resume if one is due. It reports whether there is more. Only the writer calls it.
+func (s *Sender) publish(most int) (more bool) {
+	for range most {
+		s.mu.Lock()
+		msg, seq, epoch := s.out.take()
+		s.mu.Unlock()
+		if msg == nil {
+			return false
+		}
+		if err := s.all.conn.publish(msg); err != nil {
+			s.mu.Lock()
+			s.out.failed(seq, epoch)
+			s.mu.Unlock()
+			if !IsLinkError(err) {
+				s.fail(err)
+			}
+			return false
+		}
+	}
+	return true
+}
+
+// look acts on what time brings: a resume that is due, a replica that is silent.
+func (s *Sender) look(now time.Time, t timing) {
+	s.mu.Lock()
+	if !s.silent && s.err == nil && now.Sub(s.out.heardAt) >= t.orphan {
+		s.silent = true
+		close(s.orphaned)
+	}
+	ask := s.err == nil && s.out.probe(now, t.resume, t.probe)
+	sent, acknowledged := s.out.sent(), s.out.acked
+	s.mu.Unlock()
+	if !ask {
+		return
+	}
+	resume := &runbusv1.RunnerWorkResume{DispatchId: s.dispatch, Session: s.session, Sent: sent, Acknowledged: acknowledged}
+	if err := s.all.conn.Publish(s.ctl, resume); err != nil && !IsLinkError(err) {
+		s.fail(errors.Join(ErrClosed, err))
+	}
+}
