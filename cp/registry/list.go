@@ -82,7 +82,39 @@ const (
 	StateRevoked   = "REVOKED"
 )
 
-// sortRunners orders a list by id.
-func sortRunners(list []Runner) {
-	slices.SortFunc(list, func(a, b Runner) int { return cmp.Compare(a.ID, b.ID) })
+// runner is the API's view of one runner. Claims outlive the process: they are those of the last one seen.
+func (s *seen) runner() Runner {
+	state := StateActive
+	if s.candidate.Revoked {
+		state = StateRevoked
+	}
+	name := cmp.Or(s.candidate.Name, s.candidate.Ref.Runner)
+	lastSeen := s.rec.LastSeen
+	if s.known.LastSeen.After(lastSeen) {
+		lastSeen = s.known.LastSeen
+	}
+	version := cmp.Or(s.rec.Version, s.known.Version)
+	r := Runner{
+		ID: s.candidate.Ref.Runner, Name: name, DisplayName: name, Kind: KindSelfHosted,
+		Labels: map[string]string{}, State: state, Link: s.candidate.Link,
+		Claims: Claims{
+			Name: s.candidate.Name, Version: version, Capabilities: slices.Clone(s.rec.Capabilities),
+			LoadScore: s.rec.LoadScore, Pid: s.rec.Pid,
+		},
+		Health: Health{
+			Connected: s.candidate.Connected, Dispatchable: s.candidate.Offline == "", Detail: s.candidate.Offline,
+			Version: version, InFlight: s.rec.InFlight, Limit: s.rec.Limit, LimitEnforced: true,
+			Draining: s.candidate.Draining, Signals: s.status.signals,
+		},
+	}
+	if r.Claims.Capabilities == nil {
+		r.Claims.Capabilities = []string{}
+	}
+	if !s.candidate.Connected {
+		r.Health.InFlight = 0
+	}
+	if !lastSeen.IsZero() {
+		r.Health.LastSeen = &lastSeen
+	}
+	return r
 }

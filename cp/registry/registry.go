@@ -3,12 +3,17 @@
 package registry
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
 	"log/slog"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
@@ -16,6 +21,32 @@ import (
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	// HeartbeatInterval is told to every runner (SPEC E6).
+	HeartbeatInterval = 15 * time.Second
+	// lateAfter is the age at which a heartbeat is late: two were missed, and the third is due.
+	lateAfter = 3 * HeartbeatInterval
+
+	// The view counts as confirmed as long as the leader answered a read within leaderSilence and each followed bucket was
+	// compared with it within viewAge. An election takes 4-8 s and is no reason to refuse work.
+	leaderSilence = 15 * time.Second
+	viewAge       = 90 * time.Second
+
+	probeEvery = 5 * time.Second
+	scanEvery  = 30 * time.Second
+	flushEvery = 5 * time.Second
+
+	// queueGroup has all replicas: each message of a runner is served by one of them.
+	queueGroup = "registry"
+	// serveLimit is how many messages of runners are served at once, waitLimit how many may wait; more are dropped and
+	// counted, and come again by themselves.
+	serveLimit = 64
+	waitLimit  = 20_000
+	// serveTimeout bounds the serving of one message.
+	serveTimeout = 10 * time.Second
 )
 
 // Deps are the parts that a Registry stands on. Store, Serve, Sys, Auth and Audit are required.
@@ -25,11 +56,11 @@ type Deps struct {
 	Sys   *nats.Conn // connection in account SYS, for link events
 	Auth  *auth.Auth
 	Audit *audit.Log
-	// Grace is how long running works outlive a lost link (SPEC D13). Zero means 15s.
+	// Grace is how long running works outlive a lost link (SPEC D13, RUNNER_GRACE). Zero means 15s.
 	Grace time.Duration
 	// Replica names this replica in records. Empty: random.
 	Replica string
-	// Copies, if set, is given every message published on a control subject, for the view of ops.
+	// Copies, if set, is given every message published on a control subject, for the view of ops. It must not block.
 	Copies  func(subject string, m proto.Message)
 	Metrics prometheus.Registerer // nil: none
 	Log     *slog.Logger          // nil: slog.Default()
@@ -37,42 +68,239 @@ type Deps struct {
 }
 
 // Registry is the live view of the fleet. Safe for concurrent use.
-type Registry struct{}
+type Registry struct {
+	d          Deps
+	heartbeats *jetstream.Table[Record]
+	known      *jetstream.Table[Known]
+	liveView   *jetstream.View[Record]
+	knownView  *jetstream.View[Known]
+	metrics    *metrics
+	subs       []*nats.Subscription
 
-// New follows the buckets and the link events and serves hello, heartbeat and goodbye from when it returns. Run must run
-// beside it.
-func New(ctx context.Context, d Deps) (*Registry, error) { panic("unreachable") }
+	life    context.Context // ends with Close
+	end     context.CancelFunc
+	serving sync.WaitGroup
+	slots   chan struct{} // serveLimit
+	rescan  chan struct{} // asks Run for a link scan
+	notes   notes         // of known runners, not written yet
 
-// Run keeps the view fresh until ctx ends: link rescans, the probe of the leader, the batched writes of known runners.
-func (r *Registry) Run(ctx context.Context) error { panic("unreachable") }
-
-// Close stops serving and following. Run must have returned or its ctx be done.
-func (r *Registry) Close() { panic("unreachable") }
-
-// Bound is the public key that holds ref's id, from the view; false when nobody does. For the auth callout.
-func (r *Registry) Bound(ref schemas.RunnerRef) (publicKey string, ok bool) { panic("unreachable") }
-
-// List is every outbound runner of tenant, by id. ErrRegistryUnavailable when the view isn't confirmed.
-func (r *Registry) List(tenant string) ([]Runner, error) { panic("unreachable") }
-
-// Snapshot is the same for dispatch.Select.
-func (r *Registry) Snapshot(tenant string) ([]Candidate, error) { panic("unreachable") }
-
-// SessionNow is the session under which the process that had session can be reached now.
-func (r *Registry) SessionNow(ref schemas.RunnerRef, session string) string { panic("unreachable") }
-
-// ReleaseID frees id for another key (SPEC E4). by must be ORG_ADMIN of the tenant. Audited.
-func (r *Registry) ReleaseID(ctx context.Context, by auth.Principal, id string) error {
-	panic("unreachable")
+	mu       sync.Mutex // never held while calling out
+	closed   bool
+	waiting  int // messages being served or waiting to be
+	fleet    map[string]map[string]*runner
+	changed  chan struct{}
+	probedAt time.Time            // the leader's last answer
+	scanning bool                 // while true, ended collects
+	ended    map[linkKey]struct{} // links that ended during the scan
+	refused  map[string]time.Time // refusals of hello that were audited lately
 }
 
-// Changed is closed at the next change of the view.
-func (r *Registry) Changed() <-chan struct{} { panic("unreachable") }
+// New follows the buckets and the link events, and serves hello, heartbeat and goodbye from when it returns. Run must run
+// beside it: without it the view stops being confirmed. ctx bounds the start only.
+func New(ctx context.Context, d Deps) (*Registry, error) {
+	if d.Store == nil || d.Serve == nil || d.Sys == nil || d.Auth == nil || d.Audit == nil {
+		return nil, errors.New("registry: Store, Serve, Sys, Auth and Audit are required")
+	}
+	d.Grace = cmp.Or(d.Grace, 15*time.Second)
+	d.Replica = cmp.Or(d.Replica, schemas.NewID())
+	d.Log = cmp.Or(d.Log, slog.Default())
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	r := &Registry{
+		d:          d,
+		heartbeats: jetstream.TableOf[Record](d.Store, jetstream.Heartbeats),
+		known:      jetstream.TableOf[Known](d.Store, jetstream.Known),
+		slots:      make(chan struct{}, serveLimit),
+		rescan:     make(chan struct{}, 1),
+		fleet:      make(map[string]map[string]*runner),
+		changed:    make(chan struct{}),
+		ended:      make(map[linkKey]struct{}),
+		refused:    make(map[string]time.Time),
+	}
+	r.life, r.end = context.WithCancel(context.Background())
+	if err := r.start(ctx); err != nil {
+		r.Close()
+		return nil, fmt.Errorf("registry: %w", err)
+	}
+	return r, nil
+}
 
-// Readable returns nil when the view is confirmed against the leader, for /readyz.
-func (r *Registry) Readable() error { panic("unreachable") }
+// start goes from the outside in: links, then buckets, then what runners say.
+func (r *Registry) start(ctx context.Context) (err error) {
+	if r.metrics, err = newMetrics(r); err != nil {
+		return err
+	}
+	if err := r.followLinks(); err != nil {
+		return err
+	}
+	if err := r.scanLinks(ctx, scanQuick); err != nil {
+		return err
+	}
+	if err := r.probe(ctx); err != nil {
+		return err
+	}
+	if r.knownView, err = r.known.Follow(r.life, r.knownChanged); err != nil {
+		return err
+	}
+	if r.liveView, err = r.heartbeats.Follow(r.life, r.recordChanged); err != nil {
+		return err
+	}
+	r.d.Auth.OnKeyRevoked(r.keyRevoked)
+	for kind, serve := range map[schemas.Kind]func(context.Context, *nats.Msg, schemas.RunnerRef){
+		schemas.KindHello:     r.serveHello,
+		schemas.KindHeartbeat: r.serveHeartbeat,
+		schemas.KindGoodbye:   r.serveGoodbye,
+	} {
+		subject := fmt.Sprintf("%s.*.runner.*.%s", schemas.Root, kind)
+		sub, err := r.d.Serve.QueueSubscribe(subject, queueGroup, func(msg *nats.Msg) { r.serve(msg, serve) })
+		if err != nil {
+			return err
+		}
+		r.subs = append(r.subs, sub)
+	}
+	return r.d.Serve.NATS().FlushWithContext(ctx)
+}
 
-// WatchLoss reports once, with the reason, when the process that has session is lost.
-func (r *Registry) WatchLoss(ref schemas.RunnerRef, session string) (lost <-chan string, stop func()) {
-	panic("unreachable")
+// Run keeps the view fresh until ctx ends: scans of the links, the probe of the leader, the batched writes of known runners.
+// It returns nil then; the registry goes on serving, ever staler, until Close.
+func (r *Registry) Run(ctx context.Context) error {
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return r.scanTask(ctx) })
+	group.Go(func() error {
+		return every(ctx, probeEvery, func() {
+			if err := r.probe(ctx); err != nil && ctx.Err() == nil {
+				r.d.Log.Warn("the registry's leader does not answer", "error", err)
+			}
+		})
+	})
+	group.Go(func() error {
+		return every(ctx, flushEvery, func() { r.flushKnown(ctx) })
+	})
+	return group.Wait()
+}
+
+// every calls do at once and then each interval, until ctx ends.
+func every(ctx context.Context, interval time.Duration, do func()) error {
+	tick := time.NewTicker(interval)
+	defer tick.Stop()
+	for {
+		do()
+		select {
+		case <-tick.C:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Close stops serving and following, and writes what is known and not written yet. Messages being served are waited for.
+func (r *Registry) Close() {
+	r.mu.Lock()
+	if r.closed {
+		r.mu.Unlock()
+		return
+	}
+	r.closed = true
+	r.mu.Unlock()
+	for _, sub := range r.subs {
+		if err := sub.Unsubscribe(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
+			r.d.Log.Warn("unsubscribe", "subject", sub.Subject, "error", err)
+		}
+	}
+	r.serving.Wait()
+	if r.liveView != nil {
+		r.liveView.Close()
+		ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+		r.flushKnown(ctx)
+		cancel()
+	}
+	if r.knownView != nil {
+		r.knownView.Close()
+	}
+	r.end()
+	r.stopWatches()
+	r.metrics.close()
+}
+
+// serve hands a message of a runner to its own goroutine: a subscription's callback never blocks.
+func (r *Registry) serve(msg *nats.Msg, do func(context.Context, *nats.Msg, schemas.RunnerRef)) {
+	subject, err := schemas.Parse(msg.Subject)
+	if err != nil {
+		r.metrics.dropped.WithLabelValues("subject").Inc()
+		return
+	}
+	r.mu.Lock()
+	ok := !r.closed && r.waiting < waitLimit
+	if ok {
+		r.waiting++
+		r.serving.Add(1)
+	}
+	r.mu.Unlock()
+	if !ok {
+		r.metrics.dropped.WithLabelValues("overload").Inc()
+		return
+	}
+	go func() {
+		defer r.serving.Done()
+		r.slots <- struct{}{}
+		ctx, cancel := context.WithTimeout(r.life, serveTimeout)
+		do(ctx, msg, subject.Ref)
+		cancel()
+		<-r.slots
+		r.mu.Lock()
+		r.waiting--
+		r.mu.Unlock()
+	}()
+}
+
+// order publishes an order that wants no answer on the control subject of one session.
+func (r *Registry) order(ref schemas.RunnerRef, session string, order *runbusv1.RunnerControl) {
+	order.Id = schemas.NewID()
+	subject := schemas.ControlSubject(ref, session)
+	if err := r.d.Serve.Publish(subject, order); err != nil {
+		r.d.Log.Warn("order not sent", "runner", ref.Runner, "tenant", ref.Tenant, "error", err)
+		return
+	}
+	if r.d.Copies != nil {
+		r.d.Copies(subject, order)
+	}
+}
+
+// validSession reports whether s may stand in a subject.
+func validSession(ref schemas.RunnerRef, s string) bool {
+	_, err := schemas.Parse(schemas.ControlSubject(ref, s))
+	return err == nil
+}
+
+// probe asks the leader of the heartbeats bucket for a key that nobody writes: any answer of its proves that it can be read.
+func (r *Registry) probe(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, probeEvery-time.Second)
+	defer cancel()
+	if _, err := r.heartbeats.Get(ctx, "probe"); err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+		return fmt.Errorf("read the registry: %w", err)
+	}
+	r.mu.Lock()
+	r.probedAt = r.d.Now()
+	r.mu.Unlock()
+	return nil
+}
+
+// Readable returns nil while the view is confirmed against the leader, else ErrRegistryUnavailable.
+func (r *Registry) Readable() error {
+	now := r.d.Now()
+	r.mu.Lock()
+	silent := now.Sub(r.probedAt)
+	r.mu.Unlock()
+	if silent > leaderSilence {
+		return schemas.ErrRegistryUnavailable(fmt.Errorf("the leader has not answered for %s", silent.Round(time.Second)))
+	}
+	for name, at := range map[jetstream.Bucket]time.Time{
+		jetstream.Heartbeats: r.liveView.Confirmed(), jetstream.Known: r.knownView.Confirmed(),
+	} {
+		if age := now.Sub(at); age > viewAge {
+			return schemas.ErrRegistryUnavailable(fmt.Errorf("the view of %s was not confirmed for %s", name, age.Round(time.Second)))
+		}
+	}
+	return nil
 }

@@ -1,0 +1,252 @@
+package registry
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
+)
+
+// runner is all that this replica knows of one runner. Guarded by Registry.mu.
+type runner struct {
+	ref schemas.RunnerRef
+	// rec is the last record seen; live is false when its key is gone since. A zero ProcessNonce means never seen.
+	rec      Record
+	revision uint64
+	live     bool
+	known    *Known
+	links    map[string]link // newest link of each process, by process nonce
+	watches  map[*watch]struct{}
+}
+
+// runner finds or makes the entry of ref. r.mu must be held.
+func (r *Registry) runner(ref schemas.RunnerRef) *runner {
+	tenant := r.fleet[ref.Tenant]
+	if tenant == nil {
+		tenant = make(map[string]*runner)
+		r.fleet[ref.Tenant] = tenant
+	}
+	rn := tenant[ref.Runner]
+	if rn == nil {
+		rn = &runner{ref: ref, links: make(map[string]link), watches: make(map[*watch]struct{})}
+		tenant[ref.Runner] = rn
+	}
+	return rn
+}
+
+// update runs change on ref's entry, then everything that follows from a change.
+func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.runner(ref)
+	change(rn)
+	r.review(rn)
+	if !rn.live && rn.known == nil && len(rn.links) == 0 && len(rn.watches) == 0 {
+		delete(r.fleet[ref.Tenant], ref.Runner)
+		if len(r.fleet[ref.Tenant]) == 0 {
+			delete(r.fleet, ref.Tenant)
+		}
+	}
+	close(r.changed)
+	r.changed = make(chan struct{})
+}
+
+// Changed returns a channel that is closed at the next change of the view.
+func (r *Registry) Changed() <-chan struct{} {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.changed
+}
+
+// recordChanged takes one change of the heartbeats bucket.
+func (r *Registry) recordChanged(row jetstream.Row[Record]) {
+	ref, err := schemas.ParseRunnerKey(row.Key)
+	if err != nil {
+		r.d.Log.Error("foreign key in the heartbeats bucket", "key", row.Key, "error", err)
+		return
+	}
+	linked := true
+	r.update(ref, func(rn *runner) {
+		rn.revision = row.Revision
+		rn.live = !row.Deleted
+		if !row.Deleted {
+			rn.rec = row.Value
+			_, linked = rn.links[rn.rec.ProcessNonce]
+			linked = linked || rn.rec.Left
+		}
+	})
+	if !linked {
+		r.askScan() // its connect event may have been lost
+	}
+}
+
+// knownChanged takes one change of the known bucket.
+func (r *Registry) knownChanged(row jetstream.Row[Known]) {
+	ref, err := schemas.ParseRunnerKey(row.Key)
+	if err != nil {
+		r.d.Log.Error("foreign key in the known bucket", "key", row.Key, "error", err)
+		return
+	}
+	r.update(ref, func(rn *runner) {
+		rn.known = nil
+		if !row.Deleted {
+			rn.known = &row.Value
+		}
+	})
+}
+
+// record is the record of ref as the view has it; ok is false when its key is gone, and rec then is the last one seen.
+func (r *Registry) record(ref schemas.RunnerRef) (rec Record, revision uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.fleet[ref.Tenant][ref.Runner]
+	if rn == nil {
+		return Record{}, 0, false
+	}
+	return rn.rec, rn.revision, rn.live
+}
+
+// Bound is the public key that holds ref's id, from the view; false when nobody does. It never reads JetStream: it is for
+// the auth callout.
+func (r *Registry) Bound(ref schemas.RunnerRef) (publicKey string, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.fleet[ref.Tenant][ref.Runner]
+	if rn == nil || rn.known == nil || rn.known.PublicKey == "" {
+		return "", false
+	}
+	return rn.known.PublicKey, true
+}
+
+// status is what can be said of a runner's fitness for work.
+type status struct {
+	connected, draining bool
+	offline             string // why it gets no work; empty when it does
+	signals             Signals
+}
+
+// status judges the signals. The link is that of the process that holds the id; the link of any other says nothing.
+func (rn *runner) status(now time.Time) status {
+	s := status{signals: Signals{Connection: "down", Heartbeat: "none"}}
+	if !rn.live || rn.rec.Left {
+		s.offline = "not connected"
+		return s
+	}
+	age := now.Sub(rn.rec.LastSeen)
+	late := age > lateAfter
+	switch {
+	case late:
+		s.signals.Heartbeat = "late"
+	case rn.rec.Ready:
+		s.signals.Heartbeat = "fresh"
+	}
+	_, linked := rn.links[rn.rec.ProcessNonce]
+	if linked {
+		s.signals.Connection = "up"
+	}
+	s.connected = linked && !late
+	s.draining = rn.rec.Draining
+	switch {
+	case !linked:
+		s.offline = "not connected"
+	case late:
+		s.offline = fmt.Sprintf("no heartbeat for %s", age.Round(time.Second))
+	case !rn.rec.Ready:
+		s.offline = "no heartbeat yet"
+	case rn.rec.Draining:
+		s.offline = "draining"
+	}
+	return s
+}
+
+// seen is one runner, copied out of the view.
+type seen struct {
+	candidate Candidate
+	status    status
+	rec       Record
+	known     Known
+	holder    string // public key that holds the id
+}
+
+// snapshot copies what is known of the runners of tenant, by id.
+func (r *Registry) snapshot(tenant string) ([]seen, error) {
+	if err := r.Readable(); err != nil {
+		return nil, err
+	}
+	now := r.d.Now()
+	r.mu.Lock()
+	list := make([]seen, 0, len(r.fleet[tenant]))
+	for _, rn := range r.fleet[tenant] {
+		if !rn.live && rn.known == nil {
+			continue // a link without a hello
+		}
+		s := seen{status: rn.status(now), rec: rn.rec}
+		if rn.known != nil {
+			s.known = *rn.known
+		}
+		s.holder = s.known.PublicKey
+		s.candidate = Candidate{
+			Ref: rn.ref, Name: rn.rec.Name, Link: LinkOutbound,
+			Connected: s.status.connected, Draining: s.status.draining, Offline: s.status.offline,
+			Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
+			SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
+		}
+		if s.candidate.Name == "" {
+			s.candidate.Name = s.known.Name
+		}
+		list = append(list, s)
+	}
+	r.mu.Unlock()
+	for i := range list {
+		list[i].judgeKey(r)
+	}
+	slices.SortFunc(list, func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
+	return list, nil
+}
+
+// judgeKey takes a runner out whose key no longer holds. Called without r.mu: auth has locks of its own.
+func (s *seen) judgeKey(r *Registry) {
+	if s.holder == "" {
+		return
+	}
+	key, err := r.d.Auth.KeyByPublic(s.holder)
+	switch {
+	case err == nil:
+	case key.RevokedAt != nil:
+		s.candidate.Revoked = true
+		s.candidate.Offline = "its service-account key was revoked"
+	case schemas.CodeOf(err) == schemas.CodeForbidden:
+		s.candidate.Offline = "its service-account key has expired"
+	}
+}
+
+// Snapshot is every outbound runner of tenant for dispatch.Select, by id. It returns ErrRegistryUnavailable while the view
+// isn't confirmed against the leader (SPEC D7).
+func (r *Registry) Snapshot(tenant string) ([]Candidate, error) {
+	list, err := r.snapshot(tenant)
+	if err != nil {
+		return nil, err
+	}
+	candidates := make([]Candidate, len(list))
+	for i := range list {
+		candidates[i] = list[i].candidate
+	}
+	return candidates, nil
+}
+
+// List is every outbound runner of tenant as the API shows it, by id, and nobody else's (SPEC E9). It returns
+// ErrRegistryUnavailable while the view isn't confirmed.
+func (r *Registry) List(tenant string) ([]Runner, error) {
+	list, err := r.snapshot(tenant)
+	if err != nil {
+		return nil, err
+	}
+	runners := make([]Runner, len(list))
+	for i := range list {
+		runners[i] = list[i].runner()
+	}
+	return runners, nil
+}
