@@ -1,0 +1,250 @@
+package auth
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+const (
+	// rescanEvery is how often a replica looks for connections of ended keys on its server.
+	rescanEvery = 30 * time.Second
+	// rescanLate is when it looks again after a revocation: a request that was answered just before it has become a
+	// connection by then, or never will.
+	rescanLate = answerWithin + 700*time.Millisecond
+	// unknownGrace is how old a connection of an unknown key must be to be cut: the view may be behind the replica that let
+	// it in.
+	unknownGrace = time.Minute
+	sysTimeout   = 2 * time.Second
+	connzPage    = 1024
+)
+
+// link is one connection: a server never uses a client id twice.
+type link struct {
+	server string
+	client uint64
+}
+
+// links remembers the connections that were let in with a key, on whatever server, so that a revocation cuts them at once.
+// The scan of the own server is what finds the rest.
+type links struct {
+	mu    sync.Mutex
+	byKey map[string][]link
+}
+
+func newLinks() *links { return &links{byKey: map[string][]link{}} }
+
+func (l *links) add(key string, at link) {
+	const most = 64 // newest ones
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := append(l.byKey[key], at)
+	if len(list) > most {
+		list = append([]link(nil), list[len(list)-most:]...)
+	}
+	l.byKey[key] = list
+}
+
+// take returns and forgets the links of a key.
+func (l *links) take(key string) []link {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	list := l.byKey[key]
+	delete(l.byKey, key)
+	return list
+}
+
+// kicker cuts the connections of ended keys.
+type kicker struct {
+	s       *callout
+	keys    chan Key
+	rescan  chan struct{}
+	stopped atomic.Bool
+}
+
+func newKicker(s *callout) *kicker {
+	return &kicker{s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1)}
+}
+
+// revoked hands a revocation over. It never blocks: when too many come at once a scan finds them.
+func (k *kicker) revoked(key Key) {
+	if k.stopped.Load() {
+		return
+	}
+	select {
+	case k.keys <- key:
+	default:
+		k.scanSoon()
+	}
+}
+
+func (k *kicker) scanSoon() {
+	select {
+	case k.rescan <- struct{}{}:
+	default: // one is due already
+	}
+}
+
+func (k *kicker) stop() { k.stopped.Store(true) }
+
+func (k *kicker) run(ctx context.Context) error {
+	back := k.s.c.Sys.StatusChanged(nats.CONNECTED)
+	defer k.s.c.Sys.RemoveStatusListener(back)
+	every := time.NewTicker(rescanEvery)
+	defer every.Stop()
+	late := time.NewTimer(rescanLate) // what was let in while this replica was starting
+	defer late.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case key := <-k.keys:
+			k.cutLinks(ctx, key)
+			k.cutQueued(ctx)
+			late.Reset(rescanLate)
+		case <-k.rescan:
+		case <-back:
+		case <-every.C:
+		case <-late.C:
+		}
+		if err := k.scan(ctx); err != nil && ctx.Err() == nil {
+			k.s.log.Warn("look for connections of ended keys", "error", err)
+		}
+	}
+}
+
+// cutQueued cuts the connections of the keys that were revoked meanwhile, so that one scan serves all.
+func (k *kicker) cutQueued(ctx context.Context) {
+	for {
+		select {
+		case key := <-k.keys:
+			k.cutLinks(ctx, key)
+		default:
+			return
+		}
+	}
+}
+
+// cutLinks cuts the connections of one key that this replica let in.
+func (k *kicker) cutLinks(ctx context.Context, key Key) {
+	for _, at := range k.s.links.take(key.PublicKey) {
+		// One that has gone by itself is an error of the server's, and the usual case.
+		if err := k.cut(ctx, at); err != nil {
+			k.s.log.Debug("cut a connection", "key", key.ID, "client", at.client, "error", err)
+		}
+	}
+}
+
+// scan cuts every connection on the own server whose key has ended.
+func (k *kicker) scan(ctx context.Context) error {
+	server := k.s.c.Sys.ConnectedServerId()
+	if server == "" {
+		return errors.New("not connected")
+	}
+	var failed []error
+	for offset := 0; ; offset += connzPage {
+		page, err := k.connections(ctx, server, offset)
+		if err != nil {
+			return errors.Join(append(failed, err)...)
+		}
+		for _, c := range page {
+			if !k.ended(c) {
+				continue
+			}
+			if err := k.cut(ctx, link{server: server, client: c.Client}); err != nil {
+				failed = append(failed, err)
+				continue
+			}
+			k.s.log.Info("connection of an ended key was cut", "user", c.User, "client", c.Client)
+		}
+		if len(page) < connzPage {
+			return errors.Join(failed...)
+		}
+	}
+}
+
+// connection is what is read of an entry of CONNZ.
+type connection struct {
+	Client uint64    `json:"cid"`
+	User   string    `json:"authorized_user"`
+	Start  time.Time `json:"start"`
+	Tags   []string  `json:"tags"`
+}
+
+// ended reports whether the key of a runner's connection may not be connected any more.
+func (k *kicker) ended(c connection) bool {
+	for _, tag := range c.Tags {
+		public, ok := strings.CutPrefix(tag, keyTag)
+		if !ok {
+			continue
+		}
+		key, err := k.s.a.KeyByPublic(public)
+		if err != nil && key.PublicKey == "" {
+			return k.s.a.Fresh() && time.Since(c.Start) > unknownGrace
+		}
+		return err != nil
+	}
+	return false // the control plane's own
+}
+
+func (k *kicker) connections(ctx context.Context, server string, offset int) ([]connection, error) {
+	var answer struct {
+		Data struct {
+			Connections []connection `json:"connections"`
+		} `json:"data"`
+		Error *sysError `json:"error"`
+	}
+	query := map[string]any{"auth": true, "acc": placeRun.account(), "limit": connzPage, "offset": offset}
+	if err := k.ask(ctx, server, "CONNZ", query, &answer); err != nil {
+		return nil, err
+	}
+	if answer.Error != nil {
+		return nil, answer.Error
+	}
+	return answer.Data.Connections, nil
+}
+
+func (k *kicker) cut(ctx context.Context, at link) error {
+	var answer struct {
+		Error *sysError `json:"error"`
+	}
+	if err := k.ask(ctx, at.server, "KICK", map[string]uint64{"cid": at.client}, &answer); err != nil {
+		return err
+	}
+	if answer.Error != nil {
+		return answer.Error
+	}
+	return nil
+}
+
+// sysError is an error in the answer of a server.
+type sysError struct {
+	Code        int    `json:"code"`
+	Description string `json:"description"`
+}
+
+func (e *sysError) Error() string { return fmt.Sprintf("server: %s (%d)", e.Description, e.Code) }
+
+func (k *kicker) ask(ctx context.Context, server, call string, query, answer any) error {
+	body, err := json.Marshal(query)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, sysTimeout)
+	defer cancel()
+	msg, err := k.s.c.Sys.RequestWithContext(ctx, "$SYS.REQ.SERVER."+server+"."+call, body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	if err := json.Unmarshal(msg.Data, answer); err != nil {
+		return fmt.Errorf("%s: %w", call, err)
+	}
+	return nil
+}
