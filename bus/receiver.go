@@ -47,13 +47,16 @@ func (r *Receiver) Window() int64 {
 func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	for {
 		r.mu.Lock()
+		if r.err != nil {
+			err := r.err
+			r.mu.Unlock()
+			return nil, err
+		}
 		f, ok := r.in.next()
-		nobody, err := r.nobody, r.err
+		nobody := r.nobody
 		r.nobody = false
 		r.mu.Unlock()
 		switch {
-		case err != nil:
-			return nil, err
 		case ok:
 			return f, nil
 		case nobody:
@@ -71,8 +74,11 @@ func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 // out when half a window is free, at once for the result, and otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.mu.Lock()
-	r.in.done(f.GetSeq())
-	due := r.in.due
+	due := false
+	if r.err == nil {
+		r.in.done(f.GetSeq())
+		due = r.in.due
+	}
 	r.mu.Unlock()
 	if due {
 		r.all.stir()
@@ -160,6 +166,10 @@ func (r *Receiver) resume(msg *nats.Msg) DropReason {
 		return reason
 	}
 	r.mu.Lock()
+	if r.err != nil {
+		r.mu.Unlock()
+		return DropLate
+	}
 	r.in.resumed(m.GetSent())
 	r.mu.Unlock()
 	r.all.stir()
@@ -195,5 +205,8 @@ func (r *Receiver) credit(now time.Time) *runbusv1.RunnerWorkCredit {
 func (r *Receiver) resize(window int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.err != nil {
+		return
+	}
 	r.in.resize(min(r.most, window))
 }

@@ -94,7 +94,7 @@ func (s *Sender) take(f Frame, n int64) error {
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		s.out.final, s.out.merged = true, nil
 	}
-	s.out.push(kept, time.Now())
+	s.out.push(kept, s.all.now())
 	return nil
 }
 
@@ -158,7 +158,7 @@ func (s *Sender) notify() {
 func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err != nil || c.GetDispatchId() != s.dispatch || c.GetSession() != s.session || !s.out.credit(c, time.Now()) {
+	if s.err != nil || c.GetDispatchId() != s.dispatch || c.GetSession() != s.session || !s.out.credit(c, s.all.now()) {
 		s.all.ignored.Add(1)
 		return
 	}

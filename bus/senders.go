@@ -21,6 +21,7 @@ type Senders struct {
 	conn    *Conn
 	ref     schemas.RunnerRef
 	timing  timing
+	now     func() time.Time
 	credits *nats.Subscription
 	ignored atomic.Uint64
 	wake    chan struct{} // room for one: there is something to publish
@@ -40,7 +41,7 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 		return nil, err
 	}
 	s := &Senders{
-		conn: c, ref: ref, timing: newTiming(options), open: make(map[string]*Sender),
+		conn: c, ref: ref, timing: newTiming(options), now: time.Now, open: make(map[string]*Sender),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
 	}
 	var err error
@@ -54,7 +55,7 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 // Open begins the stream of one dispatch to the replica that waits for it. dispatch, session, replica and windowBytes are
 // those of the assignment; a window of 0 means 1 MiB, more than 4 MiB means 4 MiB. A stream that is open for the dispatch is closed.
 func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Sender {
-	now := time.Now()
+	now := s.now()
 	one := &Sender{
 		all: s, dispatch: dispatch, session: session,
 		ctl:      schemas.ResultCtlSubject(s.ref, replica, dispatch),
@@ -83,7 +84,7 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 // Resume is to be called after each reconnect, when the runner's session stands again. For every stream with frames that
 // are not acknowledged it sends RunnerWorkResume, again every second until credit comes, and then those frames again.
 func (s *Senders) Resume() {
-	now := time.Now()
+	now := s.now()
 	for _, one := range s.streams() {
 		one.mu.Lock()
 		one.out.resume(now)
@@ -181,7 +182,7 @@ func (s *Senders) write() {
 		}
 		for more := true; more; {
 			more = false
-			now := time.Now()
+			now := s.now()
 			for _, one := range s.streams() {
 				one.look(now, s.timing)
 				more = one.publish(burst) || more

@@ -1,0 +1,385 @@
+package bus
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/binary"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"pgregory.net/rapid"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	testSession  = "5e551011"
+	testDispatch = "d15baac4"
+)
+
+// world is both halves of one stream, a clock, and the two directions of a network that may lose, repeat and reorder.
+type world struct {
+	now      time.Time
+	timing   timing
+	sender   *Sender
+	in       *inbox
+	up       []*nats.Msg                  // frames and resumes on their way to the replica
+	down     []*runbusv1.RunnerWorkCredit // on their way to the runner
+	sent     int                          // chunks sent
+	sum      [32]byte                     // over the chunks sent
+	got      int
+	gotSum   [32]byte
+	handed   []Frame // given out, not consumed
+	lastSeq  uint64
+	finished bool // the result was given out
+}
+
+func newWorld(window int64) *world {
+	w := &world{now: time.Unix(1000, 0), timing: newTiming(nil)}
+	all := &Senders{now: func() time.Time { return w.now }, wake: make(chan struct{}, 1)}
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: "edge"}
+	w.sender = &Sender{
+		all: all, dispatch: testDispatch, session: testSession,
+		ctl: schemas.ResultCtlSubject(ref, "c", testDispatch), data: schemas.ResultDataSubject(ref, "c", testDispatch),
+		orphaned: make(chan struct{}), changed: make(chan struct{}), out: newOutbox(window, w.now),
+	}
+	w.in = newInbox(window, window)
+	return w
+}
+
+func (w *world) send(t *rapid.T, f Frame) {
+	if err := w.sender.take(f, chunkBytes(f)); err != nil {
+		t.Fatalf("send: %v", err)
+	}
+}
+
+func (w *world) sendChunk(t *rapid.T, size int) {
+	if !w.sender.out.room(int64(size)) {
+		return
+	}
+	b := make([]byte, size)
+	binary.BigEndian.PutUint64(b, uint64(w.sent)) // sizes are at least 8
+	w.sent++
+	w.sum = sha256.Sum256(append(w.sum[:], b...))
+	w.send(t, &runbusv1.RunnerWorkChunk{ArrowIpc: b})
+}
+
+// publish moves what the sender would write onto the network.
+func (w *world) publish() {
+	for {
+		msg, _, _ := w.sender.out.take()
+		if msg == nil {
+			break
+		}
+		w.up = append(w.up, msg)
+	}
+	if w.sender.out.probe(w.now, w.timing.resume, w.timing.probe) {
+		msg, err := NewMsg(w.sender.ctl, &runbusv1.RunnerWorkResume{Sent: w.sender.out.sent(), Acknowledged: w.sender.out.acked})
+		if err != nil {
+			panic(err)
+		}
+		w.up = append(w.up, msg)
+	}
+}
+
+func (w *world) arrive(t *rapid.T, msg *nats.Msg) {
+	if TypeOf(msg) == "RunnerWorkResume" {
+		m := &runbusv1.RunnerWorkResume{}
+		if err := Decode(msg, m); err != nil {
+			t.Fatal(err)
+		}
+		w.in.resumed(m.GetSent())
+		return
+	}
+	subject, err := schemas.Parse(msg.Subject)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := decodeFrame(msg, subject.Kind)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.in.offer(f, w.now, w.timing)
+}
+
+// consume takes frames out as the caller of Next does, and checks what comes.
+func (w *world) consume(t *rapid.T) {
+	f, ok := w.in.next()
+	if !ok {
+		return
+	}
+	if f.GetSeq() != w.lastSeq+1 {
+		t.Fatalf("frame %d came after %d", f.GetSeq(), w.lastSeq)
+	}
+	if w.finished {
+		t.Fatalf("frame %d came after the result", f.GetSeq())
+	}
+	w.lastSeq = f.GetSeq()
+	w.handed = append(w.handed, f)
+	switch f := f.(type) {
+	case *runbusv1.RunnerWorkChunk:
+		w.got++
+		w.gotSum = sha256.Sum256(append(w.gotSum[:], f.GetArrowIpc()...))
+	case *runbusv1.RunnerWorkResult:
+		w.finished = true
+	}
+}
+
+func (w *world) done() {
+	if len(w.handed) > 0 {
+		w.in.done(w.handed[0].GetSeq())
+		w.handed = w.handed[1:]
+	}
+}
+
+// credit moves the credit that is due onto the network.
+func (w *world) credit() {
+	w.in.look(w.now, w.timing)
+	if c := w.in.credit(w.now); c != nil {
+		c.DispatchId, c.Session = testDispatch, testSession
+		w.down = append(w.down, c)
+	}
+}
+
+func (w *world) check(t *rapid.T) {
+	out, in := w.sender.out, w.in
+	if out.held > MaxWindow+ChunkBytes {
+		t.Fatalf("the sender holds %d bytes", out.held)
+	}
+	var held int64
+	progress := 0
+	for _, f := range out.frames {
+		held += f.bytes
+		if f.progress {
+			progress++
+		}
+	}
+	if held != out.held || progress != out.progress || len(out.frames) != int(out.last-out.acked) {
+		t.Fatalf("the sender's sums are wrong: %d bytes of %d, %d progress of %d, %d frames", held, out.held, progress, out.progress, len(out.frames))
+	}
+	if progress > mostProgress+8 {
+		t.Fatalf("%d progress frames are kept", progress)
+	}
+	if out.cursor <= out.acked || out.cursor > out.last+1 {
+		t.Fatalf("cursor %d outside of %d…%d", out.cursor, out.acked+1, out.last+1)
+	}
+	if in.got-in.used > mostHeldBytes || len(in.queue) > mostHeldFrames || int(in.last-in.consumed) != len(in.queue) {
+		t.Fatalf("the receiver holds %d bytes, %d frames for %d…%d", in.got-in.used, len(in.queue), in.consumed+1, in.last)
+	}
+	if out.acked > in.last {
+		t.Fatalf("acknowledged %d, received %d", out.acked, in.last)
+	}
+}
+
+// remove takes one element out of a queue; not always the first.
+func remove[T any](t *rapid.T, q *[]T, reorder bool) (one T) {
+	i := 0
+	if reorder {
+		i = rapid.IntRange(0, len(*q)-1).Draw(t, "which")
+	}
+	one = (*q)[i]
+	*q = append((*q)[:i:i], (*q)[i+1:]...)
+	return one
+}
+
+// Whatever the network loses, repeats and reorders, the caller sees every byte once and in order, both sides hold bounded
+// memory, and when the network is good again the stream ends with all acknowledged.
+func TestStreamSurvivesAnyNetwork(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(rapid.SampledFrom([]int64{MinWindow, DefaultWindow, MaxWindow}).Draw(t, "window"))
+		reorder := rapid.Bool().Draw(t, "reorder")
+		w.send(t, &runbusv1.RunnerWorkAccepted{})
+		size := rapid.SampledFrom([]int{8, 1000, 200 << 10, 300 << 10, ChunkBytes})
+		t.Repeat(map[string]func(*rapid.T){
+			"":      w.check,
+			"chunk": func(t *rapid.T) { w.sendChunk(t, size.Draw(t, "size")) },
+			"progress": func(t *rapid.T) {
+				p := &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase(rapid.IntRange(0, 7).Draw(t, "phase"))}}
+				if err := w.sender.take(p, 0); err != nil {
+					t.Fatal(err)
+				}
+			},
+			"publish": func(*rapid.T) { w.publish() },
+			"refused": func(*rapid.T) { // the link does not take a frame
+				if msg, seq, epoch := w.sender.out.take(); msg != nil {
+					w.sender.out.failed(seq, epoch)
+				}
+			},
+			"arrive": func(t *rapid.T) {
+				if len(w.up) > 0 {
+					w.arrive(t, remove(t, &w.up, reorder))
+				}
+			},
+			"lose": func(t *rapid.T) {
+				if len(w.up) > 0 {
+					remove(t, &w.up, true)
+				}
+			},
+			"repeat": func(t *rapid.T) {
+				if len(w.up) > 0 {
+					w.up = append(w.up, w.up[rapid.IntRange(0, len(w.up)-1).Draw(t, "which")])
+				}
+			},
+			"consume": w.consume,
+			"done":    func(*rapid.T) { w.done() },
+			"credit":  func(*rapid.T) { w.credit() },
+			"acknowledge": func(t *rapid.T) {
+				if len(w.down) > 0 {
+					w.sender.credit(remove(t, &w.down, reorder))
+				}
+			},
+			"lose credit": func(t *rapid.T) {
+				if len(w.down) > 0 {
+					remove(t, &w.down, true)
+				}
+			},
+			"repeat credit": func(t *rapid.T) {
+				if len(w.down) > 0 {
+					w.down = append(w.down, w.down[rapid.IntRange(0, len(w.down)-1).Draw(t, "which")])
+				}
+			},
+			"cut": func(*rapid.T) {
+				w.up, w.down = nil, nil
+				w.sender.out.resume(w.now)
+			},
+			"resize": func(t *rapid.T) {
+				w.in.resize(rapid.SampledFrom([]int64{256 << 10, MinWindow, MaxWindow}).Draw(t, "window"))
+			},
+			"time": func(t *rapid.T) {
+				w.now = w.now.Add(time.Duration(rapid.IntRange(1, 3000).Draw(t, "ms")) * time.Millisecond)
+			},
+		})
+		w.finish(t)
+	})
+}
+
+// finish sends the result over a network that loses nothing any more and waits, in the clock of the test, for the end.
+func (w *world) finish(t *rapid.T) {
+	w.send(t, &runbusv1.RunnerWorkResult{})
+	for round := 0; w.sender.out.acked < w.sender.out.last || !w.finished; round++ {
+		if round > 200 {
+			t.Fatalf("no end: runner has %d of %d acknowledged, replica %d, seen %d", w.sender.out.acked, w.sender.out.last, w.in.last, w.in.highest)
+		}
+		w.publish()
+		for len(w.up) > 0 {
+			w.arrive(t, remove(t, &w.up, false))
+		}
+		w.consume(t)
+		for w.in.handed < w.in.last {
+			w.consume(t)
+		}
+		for len(w.handed) > 0 {
+			w.done()
+		}
+		w.credit()
+		for len(w.down) > 0 {
+			w.sender.credit(remove(t, &w.down, false))
+		}
+		w.check(t)
+		w.now = w.now.Add(500 * time.Millisecond)
+	}
+	if w.got != w.sent || !bytes.Equal(w.gotSum[:], w.sum[:]) {
+		t.Fatalf("%d chunks arrived of %d, or not as they were sent", w.got, w.sent)
+	}
+}
+
+// On a good network no chunk ever waits for a timer: the clock stands still and everything passes, whatever the sizes.
+func TestStreamNeverWaitsForTime(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		w := newWorld(rapid.SampledFrom([]int64{128 << 10, MinWindow, DefaultWindow, MaxWindow}).Draw(t, "window"))
+		batch := rapid.IntRange(1, 8).Draw(t, "batch")
+		w.send(t, &runbusv1.RunnerWorkAccepted{})
+		for i, size := range rapid.SliceOfN(rapid.IntRange(8, ChunkBytes), 1, 60).Draw(t, "sizes") {
+			for tries := 0; !w.sender.out.room(int64(size)); tries++ {
+				if tries > 100 {
+					t.Fatalf("chunk %d of %d bytes waits with %d bytes under way in a window of %d", i, size, w.sender.out.held, w.sender.out.window)
+				}
+				w.round(t, batch)
+			}
+			w.sendChunk(t, size)
+			w.publish()
+		}
+		w.send(t, &runbusv1.RunnerWorkResult{})
+		for tries := 0; w.sender.out.acked < w.sender.out.last; tries++ {
+			if tries > 1000 {
+				t.Fatal("the result is not acknowledged")
+			}
+			w.round(t, batch)
+		}
+		if w.got != w.sent || w.gotSum != w.sum {
+			t.Fatal("not what was sent")
+		}
+	})
+}
+
+// round delivers everything, consumes up to batch frames and brings the credit back.
+func (w *world) round(t *rapid.T, batch int) {
+	w.publish()
+	for len(w.up) > 0 {
+		w.arrive(t, remove(t, &w.up, false))
+	}
+	for range batch {
+		w.consume(t)
+		w.done()
+	}
+	w.credit()
+	for len(w.down) > 0 {
+		w.sender.credit(remove(t, &w.down, false))
+	}
+	w.check(t)
+}
+
+// Progress that piles up is merged, the first of each phase is not, and none leaves a gap.
+func TestProgressIsMerged(t *testing.T) {
+	w := newWorld(DefaultWindow)
+	send := func(f Frame) {
+		t.Helper()
+		if err := w.sender.take(f, chunkBytes(f)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i := range 1000 {
+		send(&runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase_PHASE_STREAMING, Rows: int64(i)}})
+	}
+	if n := len(w.sender.out.frames); n != mostProgress {
+		t.Fatalf("%d progress frames are kept", n)
+	}
+	send(&runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase_PHASE_DONE}})
+	if n := len(w.sender.out.frames); n != mostProgress+1 {
+		t.Fatalf("the first progress of a phase was merged: %d frames", n)
+	}
+	send(&runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase_PHASE_DONE, Rows: 7}})
+	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession, Acknowledged: 3, WindowBytes: DefaultWindow})
+	last := w.sender.out.frames[len(w.sender.out.frames)-1]
+	p := &runbusv1.RunnerWorkProgress{}
+	if err := Decode(last.msg, p); err != nil {
+		t.Fatal(err)
+	}
+	if p.GetSeq() != mostProgress+2 || p.GetUpdate().GetRows() != 7 || w.sender.out.merged != nil {
+		t.Fatalf("after credit the newest progress is frame %d, rows %d", p.GetSeq(), p.GetUpdate().GetRows())
+	}
+}
+
+// A runner that ignores the window can't make a replica hold more than its bound.
+func TestFloodIsBounded(t *testing.T) {
+	w := newWorld(MinWindow)
+	full := make([]byte, ChunkBytes)
+	var overruns int
+	for seq := uint64(1); seq <= 100; seq++ {
+		if w.in.offer(&runbusv1.RunnerWorkChunk{Seq: seq, ArrowIpc: full}, w.now, w.timing) != taken {
+			overruns++
+		}
+	}
+	if held := w.in.got - w.in.used; held > mostHeldBytes || overruns != 100-mostHeldBytes/ChunkBytes {
+		t.Fatalf("%d bytes held, %d frames refused", held, overruns)
+	}
+	w = newWorld(MinWindow)
+	for seq := uint64(1); seq <= 2*mostHeldFrames; seq++ {
+		w.in.offer(&runbusv1.RunnerWorkProgress{Seq: seq}, w.now, w.timing)
+	}
+	if len(w.in.queue) != mostHeldFrames {
+		t.Fatalf("%d frames held", len(w.in.queue))
+	}
+}
