@@ -1,0 +1,198 @@
+package jetstream
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/bus/embedded"
+)
+
+// awaitKV waits for one update of a watched bucket, as the stock client tells it.
+func awaitKV(t testing.TB, w natsjs.KeyWatcher, what string, wanted func(natsjs.KeyValueEntry) bool) {
+	t.Helper()
+	late := time.After(40 * time.Second)
+	for {
+		select {
+		case e, ok := <-w.Updates():
+			if !ok {
+				t.Fatalf("the watch ended before %s", what)
+			}
+			if e != nil && wanted(e) {
+				return
+			}
+		case <-late:
+			t.Fatalf("ops never saw %s", what)
+		}
+	}
+}
+
+func watchMirror(t testing.TB, ops natsjs.JetStream) natsjs.KeyWatcher {
+	t.Helper()
+	ctx := ctxOf(t)
+	kv, err := ops.KeyValue(ctx, string(Heartbeats))
+	if err != nil {
+		t.Fatalf("ops opens the bucket: %v", err)
+	}
+	w, err := kv.WatchAll(ctx)
+	if err != nil {
+		t.Fatalf("ops watches the bucket: %v", err)
+	}
+	t.Cleanup(func() { _ = w.Stop() })
+	return w
+}
+
+// Operators see heartbeats come, change and expire, and the audit, with the stock client in their own account.
+func TestMirrors(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := open(t, b, func(o *Options) { o.HeartbeatTTL = 2 * time.Second })
+	if _, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.OpenMirrors(ctx, b.Conn(t, embedded.UserMirror)); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.OpenMirrors(ctx, b.Conn(t, embedded.UserMirror)); err != nil {
+		t.Fatalf("a second time: %v", err)
+	}
+	ops, err := natsjs.New(b.OpsConn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := watchMirror(t, ops)
+	table := TableOf[value](s, Heartbeats)
+	rev, err := table.Create(ctx, "t.r", value{"alive", 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitKV(t, w, "the key", func(e natsjs.KeyValueEntry) bool {
+		return e.Key() == "t.r" && e.Operation() == natsjs.KeyValuePut && e.Revision() == rev
+	})
+	awaitKV(t, w, "the expiry", func(e natsjs.KeyValueEntry) bool {
+		return e.Key() == "t.r" && e.Operation() != natsjs.KeyValuePut
+	})
+	kv, err := ops.KeyValue(ctx, string(Heartbeats))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := kv.Get(ctx, "t.r"); err == nil {
+		t.Fatal("ops reads an expired key")
+	}
+	short, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if _, err := kv.Put(short, "t.r", nil); err == nil {
+		t.Fatal("ops wrote a bucket")
+	}
+	st, err := ops.Stream(ctx, auditStream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.AppendAudit(ctx, []byte("two"), 1); err != nil {
+		t.Fatal(err)
+	}
+	consumer, err := ops.OrderedConsumer(ctx, auditStream, natsjs.OrderedConsumerConfig{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"one", "two"} {
+		m, err := consumer.Next(natsjs.FetchMaxWait(20 * time.Second))
+		if err != nil || string(m.Data()) != want {
+			t.Fatalf("the audit's mirror: %v, %v", m, err)
+		}
+	}
+	if err := st.Purge(ctx); err == nil {
+		t.Fatal("ops purged the audit's mirror")
+	}
+}
+
+// A mirror that can't be right any more is made again: its source restarted, whether it counts below or above the mirror.
+func TestMirrorIsMadeAgain(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := open(t, b, nil)
+	if err := s.OpenMirrors(ctx, b.Conn(t, embedded.UserMirror)); err != nil {
+		t.Fatal(err)
+	}
+	ops, err := natsjs.New(b.OpsConn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := TableOf[value](s, Heartbeats)
+	w := watchMirror(t, ops)
+	for _, key := range []string{"a", "b", "c"} {
+		if _, err := table.Create(ctx, key, value{key, 1}); err != nil {
+			t.Fatal(err)
+		}
+		awaitKV(t, w, key, func(e natsjs.KeyValueEntry) bool { return e.Key() == key })
+	}
+	for _, writes := range []int{1, 10} { // below, then above what the mirror has
+		if err := s.js.DeleteStream(ctx, Heartbeats.stream()); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.ensureMemory(ctx, Heartbeats.stream()); err != nil {
+			t.Fatal(err)
+		}
+		rev, err := table.Create(ctx, "x", value{"x", 0})
+		for n := 1; n < writes && err == nil; n++ {
+			rev, err = table.Update(ctx, "x", value{"x", n}, rev)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.inspect(ctx)
+		w := watchMirror(t, ops)
+		awaitKV(t, w, "the new source", func(e natsjs.KeyValueEntry) bool { return e.Key() == "x" && e.Revision() == rev })
+		kv, err := ops.KeyValue(ctx, string(Heartbeats))
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys, err := kv.Keys(ctx)
+		if err != nil || len(keys) != 1 {
+			t.Fatalf("keys in the mirror: %v, %v", keys, err)
+		}
+	}
+	// One whose consumer was taken away from under it.
+	if err := s.js.DeleteConsumer(ctx, Heartbeats.stream(), mirrorConsumer); err != nil {
+		t.Fatal(err)
+	}
+	s.inspect(ctx)
+	w = watchMirror(t, ops)
+	if _, err := table.Create(ctx, "y", value{"y", 1}); err != nil {
+		t.Fatal(err)
+	}
+	awaitKV(t, w, "a key after the consumer was made again", func(e natsjs.KeyValueEntry) bool { return e.Key() == "y" })
+}
+
+// After a restart of the server both mirrors are right again by themselves.
+func TestMirrorsAfterRestart(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openOn(t, b, overTCP(t, b, embedded.UserSec), nil)
+	if err := s.OpenMirrors(ctx, overTCP(t, b, embedded.UserMirror)); err != nil {
+		t.Fatal(err)
+	}
+	table := TableOf[value](s, Heartbeats)
+	seen := newChanges[value](t)
+	if _, err := table.Follow(ctx, seen.on); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := table.Create(ctx, "a", value{"before", 1}); err != nil {
+		t.Fatal(err)
+	}
+	seen.await("a", func(r Row[value]) bool { return r.Key == "a" })
+	b.Restart(t)
+	seen.await("the end of a", func(r Row[value]) bool { return r.Deleted })
+	if _, err := table.Create(ctx, "b", value{"after", 1}); err != nil {
+		t.Fatal(err)
+	}
+	s.inspect(ctx)
+	ops, err := natsjs.New(b.OpsConn(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitKV(t, watchMirror(t, ops), "b", func(e natsjs.KeyValueEntry) bool { return e.Key() == "b" })
+}
