@@ -1,0 +1,151 @@
+package auth
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// ends gives an option and a channel that tells that the connection was closed.
+func ends() (nats.Option, <-chan struct{}) {
+	c := make(chan struct{})
+	return nats.ClosedHandler(func(*nats.Conn) { close(c) }), c
+}
+
+func TestARevocationCutsLiveConnections(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	admin, _ := e.tenant(t, "acme")
+	key, secret := e.key(t, admin, "edge")
+	other, otherSecret := e.key(t, admin, "other")
+	var cut []<-chan struct{}
+	for i := range 3 {
+		o, end := ends()
+		_, err := e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: fmt.Sprintf("edge-%d", i)}, proof(key, secret), o)
+		must(t, err)
+		cut = append(cut, end)
+	}
+	bystander, err := e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: "other"}, proof(other, otherSecret))
+	must(t, err)
+
+	// Revoked at another replica, which served no connection and has no callout.
+	there := e.newAuth(t)
+	start := time.Now()
+	_, err = there.RevokeKey(t.Context(), admin, key.ID)
+	must(t, err)
+	for _, end := range cut {
+		wait(t, "the end of a connection of the revoked key", end)
+	}
+	t.Logf("3 connections were cut %v after the call to revoke began", time.Since(start))
+
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: "edge-0"}
+	nc, err := e.runner(t, ref, proof(key, secret))
+	must(t, err)
+	if account, _ := e.place(t, nc); account != "JAIL" {
+		t.Errorf("the revoked key landed in %s", account)
+	}
+	why := ask(t, nc, ref, &runbusv1.RunnerHello{RunnerId: ref.Runner}, secret)
+	if why.GetMessage() != `the service-account key "sa-edge" was revoked` {
+		t.Errorf("told %q", why.GetMessage())
+	}
+	if err := bystander.Flush(); err != nil {
+		t.Errorf("the connection of another key: %v", err)
+	}
+}
+
+// newTestCallout is a callout that is not served, to look at its parts.
+func newTestCallout(t *testing.T, e *env) *callout {
+	return &callout{
+		a: e.auth, log: e.Log, links: newLinks(), notes: newNotes(e.clock.Now),
+		c: CalloutConfig{Sys: e.Conn(t, embedded.UserSys), Jail: bus.NewConn(e.Conn(t, embedded.UserJail)), Bound: e.boundTo, Log: e.Log},
+	}
+}
+
+func TestAScanFindsWhatSlippedThrough(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	admin, _ := e.tenant(t, "acme")
+	good, goodSecret := e.key(t, admin, "good")
+	key, secret := e.key(t, admin, "edge")
+	oGood, endGood := ends()
+	_, err := e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: "good"}, proof(good, goodSecret), oGood)
+	must(t, err)
+	o, end := ends()
+	_, err = e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, proof(key, secret), o)
+	must(t, err)
+
+	// To this one, both keys are unknown until its clock says that they are past.
+	k := newKicker(newTestCallout(t, e))
+	must(t, k.scan(t.Context()))
+	select {
+	case <-end:
+		t.Fatal("a live key was cut")
+	default:
+	}
+	// Revoked in the view alone: no revocation is told to the callout that serves.
+	row, err := e.auth.keys.Get(t.Context(), keyNameKey("acme", "edge"))
+	must(t, err)
+	now := time.Now()
+	row.Value.Keys[0].RevokedAt = &now
+	e.auth.dir.mu.Lock()
+	e.auth.dir.public[key.PublicKey] = row.Value.Keys[0]
+	e.auth.dir.mu.Unlock()
+	must(t, k.scan(t.Context()))
+	wait(t, "the end of the connection", end)
+	select {
+	case <-endGood:
+		t.Error("a live key was cut")
+	default:
+	}
+}
+
+func TestAConnectionEndsWithItsKey(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	admin, _ := e.tenant(t, "acme")
+	e.clock.set(-KeyLife + 3*time.Second)
+	key, secret := e.key(t, admin, "edge")
+	e.clock.set(0)
+	o, end := ends()
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: "edge-1"}
+	nc, err := e.runner(t, ref, proof(key, secret), o)
+	must(t, err)
+	if account, _ := e.place(t, nc); account != "RUN" {
+		t.Fatalf("landed in %s", account)
+	}
+	wait(t, "the end of the connection of the expired key", end)
+}
+
+func TestTheKickerNeverBlocks(t *testing.T) {
+	k := newKicker(&callout{})
+	for range 10_000 {
+		k.revoked(Key{})
+	}
+	if len(k.keys) != cap(k.keys) || len(k.rescan) != 1 {
+		t.Errorf("%d keys and %d scans are due", len(k.keys), len(k.rescan))
+	}
+	k.stop()
+	<-k.rescan
+	k.revoked(Key{})
+	if len(k.rescan) != 0 {
+		t.Error("a stopped kicker takes revocations")
+	}
+}
+
+func TestLinksAreBounded(t *testing.T) {
+	l := newLinks()
+	for i := range 1000 {
+		l.add("k", link{server: "s", client: uint64(i)})
+	}
+	got := l.take("k")
+	if len(got) != 64 || got[63].client != 999 || len(l.take("k")) != 0 {
+		t.Errorf("%d links", len(got))
+	}
+}
