@@ -132,6 +132,11 @@ func ErrRunnerUnknown(name string) *Error {
 	return &Error{Code: CodeRunnerUnknown, Message: fmt.Sprintf("runner %q is not registered", name), Hint: "`runink runner list` shows the registered ones"}
 }
 
+// ErrRunnerRevoked refuses a runner whose credential was revoked (SPEC D7).
+func ErrRunnerRevoked(id string) *Error {
+	return &Error{Code: CodeRunnerRevoked, Message: fmt.Sprintf("runner %q was revoked", id), Hint: "enrol it again with a new key, or choose another one"}
+}
+
 // ErrRunnerOffline refuses a registered runner that can't take work now; detail says why (SPEC D7, D14).
 func ErrRunnerOffline(id, detail string) *Error {
 	return &Error{Code: CodeRunnerOffline, Message: fmt.Sprintf("runner %q is offline: %s", id, detail), Hint: "start the runner, or choose another one"}

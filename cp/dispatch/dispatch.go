@@ -3,8 +3,13 @@
 package dispatch
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"log/slog"
+	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +19,8 @@ import (
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // Deps are the parts that a Dispatcher stands on. Bus, Registry and Audit are required.
@@ -23,6 +30,10 @@ type Deps struct {
 	Audit    *audit.Log
 	// Timeout is the default and the ceiling of a fetch's time (SPEC D4, DISPATCH_TIMEOUT). Zero means 10m.
 	Timeout time.Duration
+	// AcceptWithin is how long a runner has to accept an assignment. Zero means 2s.
+	AcceptWithin time.Duration
+	// ConfirmWithin is how long a runner has to confirm that it stopped a work. Zero means 5s.
+	ConfirmWithin time.Duration
 	// Isolation is REQUIRE_RUNNER_ISOLATION (SPEC D10). It changes a text; a fetch never runs in the control plane anyway.
 	Isolation bool
 	// Copies, if set, is given every message published on a work or control subject, for the view of ops; sealed credentials
@@ -34,25 +45,152 @@ type Deps struct {
 }
 
 // Dispatcher runs fetches. Safe for concurrent use.
-type Dispatcher struct{}
+type Dispatcher struct {
+	d         Deps
+	receivers *bus.Receivers
+	metrics   *metrics
 
-// New makes a Dispatcher that waits for results on d.Bus.
-func New(d Deps) (*Dispatcher, error) { panic("unreachable") }
-
-// Replica is the random id of this boot, as it stands in result subjects.
-func (d *Dispatcher) Replica() string { panic("unreachable") }
-
-// Fetch runs one fetch to its end. id is the dispatch id, a ULID; empty makes a new one. Everything that goes wrong is in
-// the Outcome.
-func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sink) Outcome {
-	panic("unreachable")
+	mu      sync.Mutex
+	closed  bool
+	running map[string]*run
+	idle    chan struct{} // closed when closed and nothing runs
 }
 
-// Cancel stops a running dispatch of by's tenant. by must be WRITER or better. CodeNotFound when no such dispatch runs here.
-func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error { panic("unreachable") }
+// New makes a Dispatcher that waits for results on d.Bus.
+func New(d Deps) (*Dispatcher, error) {
+	if d.Bus == nil || d.Registry == nil || d.Audit == nil {
+		return nil, errors.New("dispatch: Bus, Registry and Audit are required")
+	}
+	d.Timeout = cmp.Or(d.Timeout, 10*time.Minute)
+	d.AcceptWithin = cmp.Or(d.AcceptWithin, 2*time.Second)
+	d.ConfirmWithin = cmp.Or(d.ConfirmWithin, 5*time.Second)
+	d.Log = cmp.Or(d.Log, slog.Default())
+	if d.Now == nil {
+		d.Now = time.Now
+	}
+	receivers, err := bus.NewReceivers(d.Bus)
+	if err != nil {
+		return nil, err
+	}
+	x := &Dispatcher{d: d, receivers: receivers, running: make(map[string]*run), idle: make(chan struct{})}
+	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
+		return nil, errors.Join(err, receivers.Close())
+	}
+	return x, nil
+}
+
+// Replica is the random id of this boot, as it stands in result subjects and timelines.
+func (d *Dispatcher) Replica() string { return d.receivers.Replica() }
+
+// Cancel tells a running dispatch of by's tenant to stop and returns at once; how it ends is in its Outcome. by must be
+// WRITER or better. CodeNotFound when no such dispatch of the tenant runs here.
+func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {
+	if !mayFetch(by) {
+		return errMayNotFetch("cancel a fetch")
+	}
+	d.mu.Lock()
+	r := d.running[dispatchID]
+	d.mu.Unlock()
+	if r == nil || r.caller.Tenant != by.Tenant {
+		return schemas.Errorf(schemas.CodeNotFound, "no such fetch is running").WithHint("it may have ended already")
+	}
+	d.d.Audit.Note(&runbusv1.AuditEvent{
+		Tenant: by.Tenant, Actor: by.Actor(), Action: "dispatch.cancel", Subject: "dispatch:" + r.id, Outcome: "ok",
+	})
+	r.cancel()
+	return nil
+}
 
 // Running lists the dispatches of tenant that run on this replica, oldest first.
-func (d *Dispatcher) Running(tenant string) []Running { panic("unreachable") }
+func (d *Dispatcher) Running(tenant string) []Running {
+	d.mu.Lock()
+	var list []Running
+	for _, r := range d.running {
+		if r.caller.Tenant == tenant {
+			list = append(list, r.snapshot())
+		}
+	}
+	d.mu.Unlock()
+	slices.SortFunc(list, func(a, b Running) int {
+		return cmp.Or(a.StartedAt.Compare(b.StartedAt), strings.Compare(a.DispatchID, b.DispatchID))
+	})
+	return list
+}
 
-// Close takes no new dispatch and waits for the running ones; when ctx ends, it cancels them.
-func (d *Dispatcher) Close(ctx context.Context) error { panic("unreachable") }
+// Close takes no new dispatch and waits for the running ones. When ctx ends it cancels them, each at its runner, waits until
+// they have ended, and returns the error of ctx.
+func (d *Dispatcher) Close(ctx context.Context) error {
+	d.mu.Lock()
+	again := d.closed
+	d.closed = true
+	if !again && len(d.running) == 0 {
+		close(d.idle)
+	}
+	d.mu.Unlock()
+	var err error
+	select {
+	case <-d.idle:
+	case <-ctx.Done():
+		err = ctx.Err()
+		d.mu.Lock()
+		for _, r := range d.running {
+			r.cancel()
+		}
+		d.mu.Unlock()
+		<-d.idle
+	}
+	if again {
+		return err
+	}
+	d.metrics.close()
+	return errors.Join(err, d.receivers.Close())
+}
+
+// enter adds a run to the running ones.
+func (d *Dispatcher) enter(r *run) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.closed {
+		return schemas.Errorf(schemas.CodeUnavailable, "this replica of the control plane is stopping").WithHint("try again")
+	}
+	if d.running[r.id] != nil {
+		return schemas.Errorf(schemas.CodeConflict, "the dispatch %s runs already", r.id)
+	}
+	d.running[r.id] = r
+	d.metrics.inFlight.Inc()
+	return nil
+}
+
+// leave takes a run out.
+func (d *Dispatcher) leave(r *run) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	delete(d.running, r.id)
+	d.metrics.inFlight.Dec()
+	if d.closed && len(d.running) == 0 {
+		close(d.idle)
+	}
+}
+
+// publish sends m to subject, with a copy for ops.
+func (d *Dispatcher) publish(subject, reply string, m proto.Message) error {
+	if err := d.d.Bus.PublishWithReply(subject, reply, m); err != nil {
+		return err
+	}
+	d.copyForOps(subject, m)
+	return nil
+}
+
+// copyForOps gives ops a copy of m, without what is sealed.
+func (d *Dispatcher) copyForOps(subject string, m proto.Message) {
+	if d.d.Copies == nil {
+		return
+	}
+	if c, ok := m.(*runbusv1.RunnerWorkCredentials); ok {
+		m = &runbusv1.RunnerWorkCredentials{
+			DispatchId: c.GetDispatchId(), Session: c.GetSession(),
+			Sealed: &runbusv1.SealedCredential{Suite: c.GetSealed().GetSuite()},
+		}
+	}
+	d.d.Copies(subject, m)
+}

@@ -147,12 +147,11 @@ func (r *Registry) start(ctx context.Context) (err error) {
 		return err
 	}
 	r.d.Auth.OnKeyRevoked(r.keyRevoked)
-	for kind, serve := range map[schemas.Kind]func(context.Context, *nats.Msg, schemas.RunnerRef){
-		schemas.KindHello:     r.serveHello,
-		schemas.KindHeartbeat: r.serveHeartbeat,
-		schemas.KindGoodbye:   r.serveGoodbye,
+	for subject, serve := range map[string]func(context.Context, *nats.Msg, schemas.RunnerRef){
+		schemas.AllHellos:     r.serveHello,
+		schemas.AllHeartbeats: r.serveHeartbeat,
+		schemas.AllGoodbyes:   r.serveGoodbye,
 	} {
-		subject := fmt.Sprintf("%s.*.runner.*.%s", schemas.Root, kind)
 		sub, err := r.d.Serve.QueueSubscribe(subject, queueGroup, func(msg *nats.Msg) { r.serve(msg, serve) })
 		if err != nil {
 			return err

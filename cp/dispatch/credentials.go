@@ -1,0 +1,49 @@
+package dispatch
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
+// them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
+func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
+	names := strings.Join(slices.Sorted(maps.Keys(run.secrets)), ",")
+	if len(names) > 256 {
+		names = strings.ToValidUTF8(names[:256], "") + "…"
+	}
+	if err := d.d.Audit.Record(ctx, run.event("credential.read", "ok", map[string]string{
+		"runner": run.runner.Ref.Runner, "names": names,
+	})); err != nil {
+		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").
+			WithHint("try again when /readyz is ready")
+	}
+	run.credentialsRead = true
+	ref := run.runner.Ref
+	sealed, err := seal.Seal(run.runner.SealingKey, seal.Context{
+		Tenant: ref.Tenant, Runner: ref.Runner, Session: run.runner.Session, Dispatch: run.id,
+	}, &runbusv1.CredentialBundle{
+		Secrets: run.secrets,
+		Caller: &runbusv1.CallerSession{
+			Tenant: run.caller.Tenant, Person: run.caller.Name, Role: string(run.caller.Role),
+			ExpiresAt: timestamppb.New(run.caller.ExpiresAt),
+		},
+	})
+	if err != nil {
+		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
+	}
+	if err := d.publish(schemas.WorkSubject(ref, run.runner.Session), "", &runbusv1.RunnerWorkCredentials{
+		DispatchId: run.id, Session: run.runner.Session, Sealed: sealed,
+	}); err != nil {
+		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sent to the runner")
+	}
+	return nil
+}
