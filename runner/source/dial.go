@@ -2,10 +2,192 @@ package source
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"net"
+	"net/netip"
+	"strings"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
-// GuardedDial returns a dial hook that refuses cloud-metadata and link-local addresses after name resolution (SPEC E12).
+// dialTimeout bounds a dial whose dialer and context have no limit.
+const dialTimeout = 30 * time.Second
+
+// GuardedDial returns the dial hook of a runner (Env.Dial): it resolves the name, refuses if any address that comes out is a
+// cloud-metadata or link-local one, in whatever form it is written or embedded (SPEC E12), and dials exactly the addresses it
+// checked, one after the other, so that no second resolution can put another in their place. Refusals have CodeForbiddenHop
+// and name the rule. Only tcp, tcp4 and tcp6. Of base it uses resolver, timeout, keep-alive and local address; nil is a
+// net.Dialer with a timeout of 30 s. Safe for concurrent use.
 func GuardedDial(base *net.Dialer) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	return base.DialContext
+	if base == nil {
+		base = &net.Dialer{}
+	}
+	dialer := *base
+	if dialer.Timeout <= 0 {
+		dialer.Timeout = dialTimeout
+	}
+	resolver := dialer.Resolver
+	if resolver == nil {
+		resolver = net.DefaultResolver
+	}
+	return func(ctx context.Context, network, addr string) (net.Conn, error) {
+		lookup, ok := map[string]string{"tcp": "ip", "tcp4": "ip4", "tcp6": "ip6"}[network]
+		if !ok {
+			return nil, schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial over %q, only over tcp", clip(network, 20))
+		}
+		host, port, err := net.SplitHostPort(addr)
+		if err != nil {
+			return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not host:port", clip(addr, 200))
+		}
+		if err := checkName(host); err != nil {
+			return nil, err
+		}
+		ctx, cancel := context.WithTimeout(ctx, dialer.Timeout)
+		defer cancel()
+		addrs, err := resolver.LookupNetIP(ctx, lookup, host)
+		if err != nil {
+			return nil, fmt.Errorf("dial %s: %w", host, err)
+		}
+		for _, ip := range addrs {
+			if rule := forbidden(ip); rule != "" {
+				return nil, refused(host, ip, rule)
+			}
+		}
+		return dialEach(ctx, &dialer, network, port, host, addrs)
+	}
+}
+
+// dialEach dials the addresses in the resolver's order until one answers. Each gets its share of the time left.
+func dialEach(ctx context.Context, dialer *net.Dialer, network, port, host string, addrs []netip.Addr) (net.Conn, error) {
+	var failed []error
+	for i, ip := range addrs {
+		share := ctx
+		if deadline, ok := ctx.Deadline(); ok {
+			var cancel context.CancelFunc
+			share, cancel = context.WithTimeout(ctx, time.Until(deadline)/time.Duration(len(addrs)-i))
+			defer cancel()
+		}
+		conn, err := dialer.DialContext(share, network, net.JoinHostPort(ip.Unmap().String(), port))
+		if err == nil {
+			return conn, nil
+		}
+		failed = append(failed, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	if len(failed) == 0 {
+		return nil, fmt.Errorf("dial %s: no address", host)
+	}
+	return nil, errors.Join(failed...)
+}
+
+func refused(host string, ip netip.Addr, rule string) error {
+	what := clip(host, 200)
+	if ip.IsValid() && ip.String() != host {
+		what += " (" + ip.String() + ")"
+	}
+	return schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial %s: %s", what, rule).
+		WithHint("cloud-metadata addresses are refused always; no setting allows them")
+}
+
+// metadataNames are refused before they are resolved, with any domain below them.
+var metadataNames = []string{
+	"metadata.google.internal", "metadata.goog", "instance-data.ec2.internal", "metadata.tencentyun.com",
+	"metadata.platformequinix.com", "metadata.packet.net",
+}
+
+// checkName refuses the names of metadata services and the number forms that some resolvers take for an IPv4 address.
+func checkName(host string) error {
+	if host == "" {
+		return schemas.Errorf(schemas.CodeBadSource, "the address has no host")
+	}
+	name := strings.ToLower(strings.TrimRight(host, "."))
+	for _, m := range metadataNames {
+		if name == m || strings.HasSuffix(name, "."+m) {
+			return refused(host, netip.Addr{}, "the name of a cloud-metadata service ("+m+")")
+		}
+	}
+	if _, err := netip.ParseAddr(host); err == nil || strings.Contains(host, ":") {
+		return nil
+	}
+	last := name[strings.LastIndexByte(name, '.')+1:]
+	if isNumber(last) {
+		return schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial %s: a number that is not a dotted IPv4 address", clip(host, 200)).
+			WithHint("write an IPv4 address as four decimal numbers without leading zeros")
+	}
+	return nil
+}
+
+// isNumber reports whether inet_aton would take s for a number: decimal, octal or hexadecimal. No top-level domain is one.
+func isNumber(s string) bool {
+	if hex, ok := strings.CutPrefix(s, "0x"); ok {
+		return strings.Trim(hex, "0123456789abcdef") == ""
+	}
+	return s != "" && strings.Trim(s, "0123456789") == ""
+}
+
+// The addresses no runner dials, each with its rule. What the clouds document: AWS, Azure, Google, Alibaba, Oracle.
+var forbiddenPrefixes = []struct {
+	prefix netip.Prefix
+	rule   string
+}{
+	{netip.MustParsePrefix("169.254.0.0/16"), "link-local, where cloud metadata is (169.254.0.0/16)"},
+	{netip.MustParsePrefix("fe80::/10"), "link-local (fe80::/10)"},
+	{netip.MustParsePrefix("fd00:ec2::/32"), "cloud metadata of AWS (fd00:ec2::/32)"},
+	{netip.MustParsePrefix("fd20:ce::254/128"), "cloud metadata of Google (fd20:ce::254)"},
+	{netip.MustParsePrefix("100.100.100.200/32"), "cloud metadata of Alibaba (100.100.100.200)"},
+	{netip.MustParsePrefix("168.63.129.16/32"), "the wire server of Azure (168.63.129.16)"},
+	{netip.MustParsePrefix("192.0.0.192/32"), "cloud metadata of Oracle (192.0.0.192)"},
+}
+
+// forbidden is the rule that refuses ip, empty if none does. An IPv6 address that carries an IPv4 address is as forbidden as
+// that is.
+func forbidden(ip netip.Addr) string {
+	ip = ip.WithZone("").Unmap()
+	for _, f := range forbiddenPrefixes {
+		if f.prefix.Contains(ip) {
+			return f.rule
+		}
+	}
+	for _, v4 := range embedded(ip) {
+		if rule := forbidden(v4); rule != "" {
+			return rule + ", embedded in an IPv6 address"
+		}
+	}
+	return ""
+}
+
+var (
+	compatible = netip.MustParsePrefix("::/96")           // RFC 4291, deprecated
+	translated = netip.MustParsePrefix("::ffff:0:0:0/96") // RFC 2765
+	nat64      = netip.MustParsePrefix("64:ff9b::/96")    // RFC 6052
+	nat64Local = netip.MustParsePrefix("64:ff9b:1::/48")  // RFC 8215
+	sixToFour  = netip.MustParsePrefix("2002::/16")       // RFC 3056
+	teredo     = netip.MustParsePrefix("2001::/32")       // RFC 4380
+)
+
+// embedded are the IPv4 addresses that an IPv6 address may carry.
+func embedded(ip netip.Addr) []netip.Addr {
+	if !ip.Is6() {
+		return nil
+	}
+	b := ip.As16()
+	v4 := func(w, x, y, z int) netip.Addr { return netip.AddrFrom4([4]byte{b[w], b[x], b[y], b[z]}) }
+	last := v4(12, 13, 14, 15)
+	switch {
+	case compatible.Contains(ip), translated.Contains(ip), nat64.Contains(ip):
+		return []netip.Addr{last}
+	case nat64Local.Contains(ip): // its prefix may have 48, 56, 64 or 96 bits; byte 8 is left out
+		return []netip.Addr{last, v4(6, 7, 9, 10), v4(7, 9, 10, 11), v4(9, 10, 11, 12)}
+	case sixToFour.Contains(ip):
+		return []netip.Addr{v4(2, 3, 4, 5)}
+	case teredo.Contains(ip):
+		return []netip.Addr{v4(4, 5, 6, 7), netip.AddrFrom4([4]byte{^b[12], ^b[13], ^b[14], ^b[15]})}
+	case b[9] == 0 && b[10] == 0x5e && b[11] == 0xfe && b[8]&^2 == 0: // ISATAP, RFC 5214
+		return []netip.Addr{last}
+	}
+	return nil
 }

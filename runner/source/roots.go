@@ -1,32 +1,285 @@
 package source
 
 import (
+	"errors"
+	"io/fs"
 	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 
 	"github.com/org-runink/runbus/schemas"
 )
 
-// Roots are the folders of the runner's host below which files may be read (RUNNER_FILE_ROOTS). Nil allows nothing. Safe for
-// concurrent use.
-type Roots struct{ roots []*root }
+// maxMatches bounds what one pattern may match.
+const maxMatches = 10_000
+
+// Roots are the folders of the runner's host below which files may be read (RUNNER_FILE_ROOTS). Whatever path is asked for,
+// nothing outside of them is opened: no `..`, no symbolic link that leads out, also when somebody changes the folders at the
+// same time, since every access goes through os.Root. Only regular files are opened, and opening never blocks. Nil, or no
+// root, allows nothing. Safe for concurrent use.
+//
+// A path is absolute and below a root, or relative: then it is the first root's that has it. Errors have CodeForbidden for
+// what may not be read and CodeSource, in the system's words, for what can't.
+type Roots struct{ roots []root }
 
 type root struct {
-	path string
+	path string // as in the list, cleaned
+	real string // with symbolic links resolved
 	dir  *os.Root
 }
 
-// OpenRoots opens the folders of a list as in PATH. An empty list allows nothing.
-func OpenRoots(list string) (*Roots, error) { return &Roots{}, nil }
-
-// Open opens a regular file below one of the roots for reading.
-func (r *Roots) Open(path string) (*os.File, error) {
-	return nil, schemas.Errorf(schemas.CodeForbidden, "this runner may read no files")
+// OpenRoots opens the folders of a list as in PATH. An empty list allows nothing; a folder that is not absolute or can't be
+// opened is an error of CodeInvalid.
+func OpenRoots(list string) (*Roots, error) {
+	r := &Roots{}
+	for _, dir := range filepath.SplitList(list) {
+		if dir == "" {
+			continue
+		}
+		if !filepath.IsAbs(dir) {
+			_ = r.Close()
+			return nil, schemas.Errorf(schemas.CodeInvalid, "RUNNER_FILE_ROOTS: %q is not an absolute path", dir)
+		}
+		dir = filepath.Clean(dir)
+		opened, err := os.OpenRoot(dir)
+		if err != nil {
+			_ = r.Close()
+			return nil, schemas.Errorf(schemas.CodeInvalid, "RUNNER_FILE_ROOTS: %w", err)
+		}
+		real, err := filepath.EvalSymlinks(dir)
+		if err != nil {
+			_ = opened.Close()
+			_ = r.Close()
+			return nil, schemas.Errorf(schemas.CodeInvalid, "RUNNER_FILE_ROOTS: %w", err)
+		}
+		r.roots = append(r.roots, root{path: dir, real: real, dir: opened})
+	}
+	return r, nil
 }
 
-// Glob lists the regular files below one of the roots that match the pattern, sorted.
+// Close releases the roots. Files opened before stay open.
+func (r *Roots) Close() error {
+	if r == nil {
+		return nil
+	}
+	var errs []error
+	for _, root := range r.roots {
+		errs = append(errs, root.dir.Close())
+	}
+	r.roots = nil
+	return errors.Join(errs...)
+}
+
+// Open opens a regular file for reading.
+func (r *Roots) Open(name string) (*os.File, error) {
+	at, rel, err := r.find(name)
+	if err != nil {
+		return nil, err
+	}
+	// The kind is asked before, because opening a device can act on it, and after, because the name can change meanwhile.
+	if _, err := at.regular(rel, name); err != nil {
+		return nil, err
+	}
+	f, err := at.dir.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, fileError("open", name, err)
+	}
+	info, err := f.Stat()
+	if err != nil {
+		_ = f.Close()
+		return nil, fileError("open", name, err)
+	}
+	if !info.Mode().IsRegular() {
+		_ = f.Close()
+		return nil, notRegular(name, info)
+	}
+	return f, nil
+}
+
+// Glob lists the regular files that match a pattern (path.Match syntax in each part; `**` has no meaning of its own), as
+// absolute paths, sorted. A path without a wildcard, or that exists literally, stands for itself. Folders that match are left
+// out, and so is what is behind a folder that can't be listed. Nothing matched, a match that is neither file nor folder or a
+// symbolic link that leads out, and over 10,000 matches are errors: no match is left out in silence.
 func (r *Roots) Glob(pattern string) ([]string, error) {
-	return nil, schemas.Errorf(schemas.CodeForbidden, "this runner may read no files")
+	if !strings.ContainsAny(pattern, `*?[\`) {
+		return r.literal(pattern)
+	}
+	if found, err := r.literal(pattern); err == nil {
+		return found, nil
+	}
+	places, err := r.places(pattern)
+	if err != nil {
+		return nil, err
+	}
+	var found []string
+	for _, place := range places {
+		matches, err := fs.Glob(place.root.dir.FS(), filepath.ToSlash(place.rel))
+		if errors.Is(err, path.ErrBadPattern) {
+			return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not a valid file pattern", clip(pattern, 200))
+		}
+		if err != nil {
+			return nil, fileError("list", pattern, err)
+		}
+		if len(matches) > maxMatches {
+			return nil, schemas.Errorf(schemas.CodeBadSource, "%q matches %d files: at most %d are read at once", clip(pattern, 200), len(matches), maxMatches)
+		}
+		for _, match := range matches {
+			name := filepath.Join(place.root.path, filepath.FromSlash(match))
+			info, err := place.root.dir.Stat(filepath.FromSlash(match))
+			switch {
+			case err != nil:
+				return nil, fileError("open", name, err)
+			case info.IsDir():
+			case !info.Mode().IsRegular():
+				return nil, notRegular(name, info)
+			default:
+				found = append(found, name)
+			}
+		}
+		if len(found) > 0 {
+			break
+		}
+	}
+	if len(found) == 0 {
+		return nil, schemas.Errorf(schemas.CodeSource, "no file matches %q", clip(pattern, 200))
+	}
+	slices.Sort(found)
+	return found, nil
 }
 
-// Close releases the roots.
-func (r *Roots) Close() error { return nil }
+func (r *Roots) literal(name string) ([]string, error) {
+	at, rel, err := r.find(name)
+	if err != nil {
+		return nil, err
+	}
+	if _, err := at.regular(rel, name); err != nil {
+		return nil, err
+	}
+	return []string{filepath.Join(at.path, rel)}, nil
+}
+
+// Resolve is for a reader that can only open by path, as SQLite: the path of a regular file with every symbolic link
+// resolved, and the file's identity. The path can be changed by somebody with write access to the root before it is opened:
+// the reader must compare what it has opened with the identity (os.SameFile) before it reads.
+func (r *Roots) Resolve(name string) (string, fs.FileInfo, error) {
+	at, rel, err := r.find(name)
+	if err != nil {
+		return "", nil, err
+	}
+	info, err := at.regular(rel, name)
+	if err != nil {
+		return "", nil, err
+	}
+	resolved, err := filepath.EvalSymlinks(filepath.Join(at.real, rel))
+	if err != nil {
+		return "", nil, fileError("open", name, err)
+	}
+	now, err := os.Lstat(resolved)
+	if err != nil {
+		return "", nil, fileError("open", name, err)
+	}
+	if _, inside := below(at.real, resolved); !inside || !os.SameFile(info, now) {
+		return "", nil, schemas.Errorf(schemas.CodeForbidden, "%q was changed while it was opened", clip(name, 200))
+	}
+	return resolved, info, nil
+}
+
+// regular is the identity of a regular file.
+func (at root) regular(rel, name string) (fs.FileInfo, error) {
+	info, err := at.dir.Stat(rel)
+	if err != nil {
+		return nil, fileError("open", name, err)
+	}
+	if !info.Mode().IsRegular() {
+		return nil, notRegular(name, info)
+	}
+	return info, nil
+}
+
+type place struct {
+	root root
+	rel  string
+}
+
+// find is the root that a path belongs to, and the path below it. The file need not exist.
+func (r *Roots) find(name string) (root, string, error) {
+	places, err := r.places(name)
+	if err != nil {
+		return root{}, "", err
+	}
+	for _, p := range places {
+		if _, err := p.root.dir.Lstat(p.rel); err == nil {
+			return p.root, p.rel, nil
+		}
+	}
+	return places[0].root, places[0].rel, nil
+}
+
+// places are the roots a path may belong to, at least one.
+func (r *Roots) places(name string) ([]place, error) {
+	switch {
+	case r == nil || len(r.roots) == 0:
+		return nil, schemas.Errorf(schemas.CodeForbidden, "this runner may read no files").
+			WithHint("set RUNNER_FILE_ROOTS on the runner to the folders it may read")
+	case name == "" || strings.ContainsRune(name, 0):
+		return nil, schemas.Errorf(schemas.CodeBadSource, "the file path is empty or has a NUL")
+	}
+	for _, part := range strings.FieldsFunc(name, func(c rune) bool { return c == '/' || c == filepath.Separator }) {
+		if part == ".." {
+			return nil, schemas.Errorf(schemas.CodeForbidden, "the file path %q has a `..` in it", clip(name, 200))
+		}
+	}
+	var places []place
+	for _, root := range r.roots {
+		if !filepath.IsAbs(name) {
+			places = append(places, place{root, filepath.Clean(name)})
+		} else if rel, ok := below(root.path, filepath.Clean(name)); ok {
+			places = append(places, place{root, rel})
+		} else if rel, ok := below(root.real, filepath.Clean(name)); ok {
+			places = append(places, place{root, rel})
+		}
+	}
+	if len(places) == 0 {
+		return nil, schemas.Errorf(schemas.CodeForbidden, "%q is not below a folder this runner may read", clip(name, 200)).
+			WithHint("RUNNER_FILE_ROOTS on the runner lists the folders")
+	}
+	return places, nil
+}
+
+// below returns name relative to dir if it is in there. Both are clean and absolute.
+func below(dir, name string) (string, bool) {
+	if name == dir {
+		return ".", true
+	}
+	return strings.CutPrefix(name, strings.TrimSuffix(dir, string(filepath.Separator))+string(filepath.Separator))
+}
+
+func notRegular(name string, info fs.FileInfo) error {
+	kind := "a device"
+	switch mode := info.Mode(); {
+	case mode.IsDir():
+		kind = "a folder"
+	case mode&fs.ModeNamedPipe != 0:
+		kind = "a pipe"
+	case mode&fs.ModeSocket != 0:
+		kind = "a socket"
+	}
+	return schemas.Errorf(schemas.CodeForbidden, "%q is %s, not a regular file", clip(name, 200), kind)
+}
+
+// fileError is the system's reason under the name that was asked for.
+func fileError(op, name string, err error) error {
+	reason := err
+	var failed *fs.PathError
+	if errors.As(err, &failed) {
+		reason = failed.Err
+	}
+	// os.Root has no exported error for this; the text is checked by a test.
+	if strings.Contains(reason.Error(), "escapes from parent") {
+		return schemas.Errorf(schemas.CodeForbidden, "%q leads out of the folders this runner may read, through a symbolic link", clip(name, 200))
+	}
+	return schemas.Errorf(schemas.CodeSource, "%s %s: %w", op, clip(name, 200), reason)
+}

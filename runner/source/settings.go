@@ -19,6 +19,8 @@ type Spec struct {
 	Secrets  []Setting
 	// Query says what the query means: QueryNone, QueryText or QuerySQL.
 	Query QueryRule
+	// Dialect is whose rules a QuerySQL query is checked by.
+	Dialect Dialect
 }
 
 // QueryRule says what a connector does with Request.Query.
@@ -28,7 +30,7 @@ type QueryRule int
 const (
 	QueryNone QueryRule = iota // the kind has no query; one is refused
 	QueryText                  // optional, the connector's own language
-	QuerySQL                   // required, must pass ReadOnlySQL
+	QuerySQL                   // required, must be read-only by the Dialect
 )
 
 // Setting is one named setting or secret of a Spec.
@@ -65,7 +67,7 @@ func (s *Spec) Read(req Request) (*Values, error) {
 	case s.Query == QueryNone && strings.TrimSpace(req.Query) != "":
 		return nil, schemas.Errorf(schemas.CodeBadSource, "source %s takes no query", s.Kind)
 	case s.Query == QuerySQL:
-		if err := ReadOnlySQL(req.Query); err != nil {
+		if err := s.Dialect.ReadOnly(req.Query); err != nil {
 			return nil, err
 		}
 	}
