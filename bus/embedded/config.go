@@ -148,11 +148,9 @@ func checkAddress(addr string) error {
 	if err != nil {
 		return schemas.Errorf(schemas.CodeInvalid, "the address %q is not host:port", addr)
 	}
-	n, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
 		return schemas.Errorf(schemas.CodeInvalid, "the address %q has no port of 0-65535", addr)
 	}
-	_ = n
 	if strings.ContainsAny(host, "\"\\ \t\r\n") {
 		return schemas.Errorf(schemas.CodeInvalid, "the address %q has no valid host", addr)
 	}

@@ -1,7 +1,8 @@
 package embedded
 
 // OpsPermissions are the subjects of the ops user in account OPS, which comes by callout: read-only use of the stock `nats`
-// CLI. Allow-lists, nothing else is open to it. Consumers it may make, in OPS alone, since `kv watch` is one.
+// CLI (tried with v0.5.0: sub, kv ls/get/watch/history, stream ls/info/get/report, micro ls/info/stats, account info).
+// Allow-lists, nothing else is open to it. It may make consumers, since `kv watch` is one, but in OPS alone.
 func OpsPermissions() (publish, subscribe []string) {
 	return []string{
 			"$JS.API.INFO",
@@ -9,11 +10,11 @@ func OpsPermissions() (publish, subscribe []string) {
 			"$JS.API.DIRECT.GET.>",
 			"$JS.API.CONSUMER.CREATE.>", "$JS.API.CONSUMER.NAMES.*", "$JS.API.CONSUMER.LIST.*",
 			"$JS.API.CONSUMER.INFO.*.*", "$JS.API.CONSUMER.MSG.NEXT.*.*", "$JS.API.CONSUMER.DELETE.*.*",
-			"$JS.ACK.>", "$JS.FC.>",
+			"$JS.ACK.>", "$JS.FC.>", // without flow control an ordered consumer stalls on a large bucket
 			"$SRV.PING", "$SRV.PING.*", "$SRV.PING.*.*",
 			"$SRV.INFO", "$SRV.INFO.*", "$SRV.INFO.*.*",
 			"$SRV.STATS", "$SRV.STATS.*", "$SRV.STATS.*.*",
-			"runbus.ops.*",
+			"runbus.ops.*", // endpoints of the micro service
 			"$SYS.REQ.USER.INFO",
 		}, []string{
 			"_INBOX.>",
@@ -22,14 +23,12 @@ func OpsPermissions() (publish, subscribe []string) {
 }
 
 // OpsSysPermissions are the subjects of the ops user in account SYS, which comes by callout: what `nats server list`,
-// `ping`, `info` and `report` ask. Allow-lists: no kick, reload, lame duck or profile.
+// `ping`, `info` and `report` ask (tried with v0.5.0). Allow-lists: no kick, reload, lame duck or profile, and no
+// subscription but its inbox.
 func OpsSysPermissions() (publish, subscribe []string) {
-	publish = []string{"$SYS.REQ.USER.INFO", "$SYS.REQ.SERVER.PING", "$SYS.REQ.ACCOUNT.PING.CONNZ", "$SYS.REQ.ACCOUNT.PING.STATZ"}
-	for _, call := range []string{"IDZ", "STATSZ", "VARZ", "CONNZ", "ROUTEZ", "GATEWAYZ", "LEAFZ", "SUBSZ", "JSZ", "ACCOUNTZ", "HEALTHZ"} {
-		publish = append(publish, "$SYS.REQ.SERVER.*."+call)
-	}
-	for _, call := range []string{"CONNZ", "LEAFZ", "SUBSZ", "JSZ", "INFO", "CONNS", "STATZ"} {
-		publish = append(publish, "$SYS.REQ.ACCOUNT.*."+call)
+	publish = []string{"$SYS.REQ.USER.INFO", "$SYS.REQ.SERVER.PING"}
+	for _, call := range []string{"VARZ", "STATSZ", "CONNZ", "ROUTEZ", "GATEWAYZ", "LEAFZ", "JSZ", "ACCOUNTZ", "HEALTHZ"} {
+		publish = append(publish, "$SYS.REQ.SERVER.*."+call) // `*` is PING or a server's id
 	}
 	return publish, []string{"_INBOX.>"}
 }
