@@ -215,11 +215,15 @@ func (r *Receivers) result(msg *nats.Msg) {
 	if one != nil {
 		reason = one.receive(msg, subject)
 	}
-	if reason == DropLate {
+	late := reason == DropLate
+	if late {
 		reason = r.late(msg, subject)
 	}
 	if reason != "" {
 		r.drop(reason)
+	}
+	if late {
+		r.stir() // it may owe an acknowledgement now
 	}
 }
 
@@ -264,7 +268,6 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 	r.mu.Lock()
 	r.owed[subject.Dispatch] = owedCredit{schemas.CreditSubject(subject.Ref, subject.Dispatch), credit}
 	r.mu.Unlock()
-	r.stir()
 	return reason
 }
 
@@ -285,9 +288,7 @@ func (r *Receivers) write() {
 		now := time.Now()
 		r.mu.Lock()
 		order, owed := r.order, r.owed
-		if len(owed) > 0 {
-			r.owed = make(map[string]owedCredit)
-		}
+		r.owed = make(map[string]owedCredit)
 		r.buried.expire(now.Add(-r.timing.tombstone))
 		r.mu.Unlock()
 		for _, one := range order {

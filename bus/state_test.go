@@ -383,3 +383,40 @@ func TestFloodIsBounded(t *testing.T) {
 		t.Fatalf("%d frames held", len(w.in.queue))
 	}
 }
+
+// A stream whose replica was silent for 30 s says so once; each credit of the stream begins the time anew, another's does not.
+func TestSilenceIsCountedFromTheLastCredit(t *testing.T) {
+	w := newWorld(DefaultWindow)
+	orphaned := func() bool {
+		w.sender.look(w.now, w.timing)
+		select {
+		case <-w.sender.Orphaned():
+			return true
+		default:
+			return false
+		}
+	}
+	w.now = w.now.Add(29 * time.Second)
+	if orphaned() {
+		t.Fatal("orphaned after 29 s")
+	}
+	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession})
+	w.now = w.now.Add(29 * time.Second)
+	if orphaned() {
+		t.Fatal("orphaned 29 s after a credit")
+	}
+	for _, c := range []*runbusv1.RunnerWorkCredit{
+		{DispatchId: testDispatch, Session: "0000"},
+		{DispatchId: "d0", Session: testSession},
+		{DispatchId: testDispatch, Session: testSession, Acknowledged: 1}, // nothing was sent
+	} {
+		w.sender.credit(c)
+	}
+	w.now = w.now.Add(time.Second)
+	if !orphaned() || !orphaned() {
+		t.Fatal("not orphaned after 30 s")
+	}
+	if n := w.sender.all.ignored.Load(); n != 3 {
+		t.Fatalf("%d credits ignored", n)
+	}
+}

@@ -1,0 +1,158 @@
+package bus
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+func TestEnvelopeRoundTrip(t *testing.T) {
+	in := &runbusv1.RunnerHeartbeat{Session: "5e55", LoadScore: 0.5, SentAt: timestamppb.Now()}
+	msg, err := NewMsg("runbus.v1.acme.runner.edge.heartbeat", in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if TypeOf(msg) != "RunnerHeartbeat" || msg.Header.Get("Content-Type") != "application/protobuf" {
+		t.Fatalf("headers %v", msg.Header)
+	}
+	out := &runbusv1.RunnerHeartbeat{}
+	if err := Decode(msg, out); err != nil || !proto.Equal(in, out) {
+		t.Fatalf("decoded %v, %v", out, err)
+	}
+	other, err := DecodeAny(TypeOf(msg), msg.Data)
+	if err != nil || !proto.Equal(in, other) {
+		t.Fatalf("decoded %v, %v", other, err)
+	}
+}
+
+func TestDecodeRefuses(t *testing.T) {
+	body, err := proto.Marshal(&runbusv1.RunnerGoodbye{Session: "5e55"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	envelope := func(name, content string, data []byte) *nats.Msg {
+		h := nats.Header{}
+		if name != "" {
+			h.Set(HeaderType, name)
+		}
+		if content != "" {
+			h.Set(HeaderContentType, content)
+		}
+		return &nats.Msg{Header: h, Data: data}
+	}
+	for name, msg := range map[string]*nats.Msg{
+		"no headers":        {Data: body},
+		"no type":           envelope("", ContentType, body),
+		"another type":      envelope("RunnerHello", ContentType, body),
+		"the full name":     envelope("runbus.v1.RunnerGoodbye", ContentType, body),
+		"another content":   envelope("RunnerGoodbye", "application/json", body),
+		"oversize":          envelope("RunnerGoodbye", ContentType, make([]byte, MaxPayload+1)),
+		"not protobuf":      envelope("RunnerGoodbye", ContentType, []byte("\xff\xff\xff")),
+		"not UTF-8":         envelope("RunnerGoodbye", ContentType, []byte("\x0a\x01\xff")),
+		"cut in the middle": envelope("RunnerGoodbye", ContentType, body[:len(body)-1]),
+	} {
+		if err := Decode(msg, &runbusv1.RunnerGoodbye{}); schemas.CodeOf(err) != schemas.CodeInvalid {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if err := Decode(envelope("RunnerGoodbye", ContentType, body), &runbusv1.RunnerGoodbye{}); err != nil {
+		t.Errorf("the right one: %v", err)
+	}
+	for _, name := range []string{"", "Nobody", "google.protobuf.Timestamp", "runbus.v1.RunnerHello", ".RunnerHello", "RunnerHello.X", "Timestamp"} {
+		if m, err := DecodeAny(name, nil); schemas.CodeOf(err) != schemas.CodeInvalid {
+			t.Errorf("%q: %v, %v", name, m, err)
+		}
+	}
+	if _, err := DecodeAny("RunnerHello", make([]byte, MaxPayload+1)); schemas.CodeOf(err) != schemas.CodeInvalid {
+		t.Errorf("oversize: %v", err)
+	}
+}
+
+func TestNewMsgRefusesWhatWouldNotFit(t *testing.T) {
+	m := &runbusv1.RunnerWorkAssignment{Request: &runbusv1.RunFetchRequest{Query: strings.Repeat("x", MaxPayload)}}
+	if _, err := NewMsg("s", m); schemas.CodeOf(err) != schemas.CodeLimit {
+		t.Fatalf("a message over the limit: %v", err)
+	}
+}
+
+// Every message of the contract is known by its short name.
+func TestDecodeAnyKnowsTheContract(t *testing.T) {
+	n := 0
+	for _, m := range []proto.Message{&runbusv1.RunnerHello{}, &runbusv1.RunnerWorkChunk{}, &runbusv1.RunFetchRequest{}, &runbusv1.AuditBatch{}} {
+		messages := m.ProtoReflect().Descriptor().ParentFile().Messages()
+		for i := range messages.Len() {
+			name := string(messages.Get(i).Name())
+			if got, err := DecodeAny(name, nil); err != nil || shortName(got) != name {
+				t.Errorf("%s: %v, %v", name, got, err)
+			}
+			n++
+		}
+	}
+	if n < 20 {
+		t.Fatalf("only %d messages were found", n)
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	ok, err := proto.Marshal(&runbusv1.RunnerHello{RunnerId: "edge", Capabilities: []string{"fetch"}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add("RunnerHello", ok)
+	f.Add("RunnerHello", []byte{0xff})
+	f.Add("", ok)
+	f.Fuzz(func(t *testing.T, name string, body []byte) {
+		msg := &nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}
+		into := &runbusv1.RunnerHello{}
+		err := Decode(msg, into)
+		if err != nil && schemas.CodeOf(err) != schemas.CodeInvalid {
+			t.Fatalf("an error without its code: %v", err)
+		}
+		if err == nil && name != "RunnerHello" {
+			t.Fatalf("a %q was decoded as a RunnerHello", name)
+		}
+		m, err := DecodeAny(name, body)
+		if err != nil && schemas.CodeOf(err) != schemas.CodeInvalid {
+			t.Fatalf("an error without its code: %v", err)
+		}
+		if err == nil && shortName(m) != name {
+			t.Fatalf("a %q was decoded as %s", name, shortName(m))
+		}
+	})
+}
+
+func FuzzDecodeFrame(f *testing.F) {
+	for _, one := range []Frame{
+		&runbusv1.RunnerWorkAccepted{Seq: 1}, &runbusv1.RunnerWorkProgress{Seq: 2},
+		&runbusv1.RunnerWorkChunk{Seq: 3, ArrowIpc: []byte("arrow")}, &runbusv1.RunnerWorkResult{Seq: 4},
+	} {
+		body, err := proto.Marshal(one)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(shortName(one), body, true)
+		f.Add(shortName(one), body, false)
+	}
+	f.Fuzz(func(t *testing.T, name string, body []byte, data bool) {
+		kind := schemas.KindResultCtl
+		if data {
+			kind = schemas.KindResultData
+		}
+		frame, err := decodeFrame(&nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}, kind)
+		if err != nil {
+			if schemas.CodeOf(err) != schemas.CodeInvalid {
+				t.Fatalf("an error without its code: %v", err)
+			}
+			return
+		}
+		if frame.GetSeq() == 0 || shortName(frame) != name || chunkBytes(frame) > ChunkBytes || frameKind(frame) != kind {
+			t.Fatalf("taken as a frame: %s %v", name, frame)
+		}
+	})
+}

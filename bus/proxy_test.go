@@ -1,0 +1,95 @@
+package bus_test
+
+import (
+	"io"
+	"net"
+	"sync"
+	"testing"
+)
+
+// proxy is a TCP proxy in front of a server whose links a test can cut, losing what is under way. While it is shut, whoever
+// dials is cut at once.
+type proxy struct {
+	listener net.Listener
+	target   string
+	wg       sync.WaitGroup
+
+	mu    sync.Mutex
+	links map[*net.TCPConn]bool // both sides
+	shut  bool
+}
+
+func newProxy(t testing.TB, target string) *proxy {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &proxy{listener: l, target: target, links: make(map[*net.TCPConn]bool)}
+	p.wg.Go(p.accept)
+	t.Cleanup(func() {
+		if err := l.Close(); err != nil {
+			t.Error(err)
+		}
+		p.cut(true)
+		p.wg.Wait()
+	})
+	return p
+}
+
+// Dial connects to the proxy whatever the address is: a nats.CustomDialer.
+func (p *proxy) Dial(network, _ string) (net.Conn, error) {
+	return net.Dial(network, p.listener.Addr().String())
+}
+
+func (p *proxy) accept() {
+	for {
+		c, err := p.listener.Accept()
+		if err != nil {
+			return
+		}
+		p.wg.Go(func() { p.link(c.(*net.TCPConn)) })
+	}
+}
+
+func (p *proxy) link(client *net.TCPConn) {
+	c, err := net.Dial("tcp", p.target)
+	if err != nil {
+		_ = client.Close()
+		return
+	}
+	server := c.(*net.TCPConn)
+	p.mu.Lock()
+	p.links[client], p.links[server] = true, true
+	shut := p.shut
+	p.mu.Unlock()
+	if shut {
+		reset(client, server)
+	}
+	var both sync.WaitGroup
+	both.Go(func() { _, _ = io.Copy(server, client); reset(client, server) })
+	both.Go(func() { _, _ = io.Copy(client, server); reset(client, server) })
+	both.Wait()
+	p.mu.Lock()
+	delete(p.links, client)
+	delete(p.links, server)
+	p.mu.Unlock()
+}
+
+// reset closes connections and throws away what they had not delivered.
+func reset(links ...*net.TCPConn) {
+	for _, c := range links {
+		_ = c.SetLinger(0)
+		_ = c.Close()
+	}
+}
+
+// cut ends all links; shut says whether new ones are refused from now on.
+func (p *proxy) cut(shut bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shut = shut
+	for c := range p.links {
+		reset(c)
+	}
+}
