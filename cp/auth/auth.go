@@ -92,8 +92,9 @@ type Auth struct {
 	sessions *jetstream.Table[sessionRecord]
 	keys     *jetstream.Table[keyRecord]
 
-	dir  *directory
-	view *jetstream.View[record]
+	dir       *directory
+	confirmed func() time.Time // when the leader confirmed the view
+	stop      func()
 }
 
 // New follows the identities bucket and returns when its present content is in memory.
@@ -124,16 +125,16 @@ func New(ctx context.Context, d Deps) (*Auth, error) {
 		a.dir.apply(row)
 	}
 	a.dir.loaded()
-	a.view = view
+	a.confirmed, a.stop = view.Confirmed, view.Close
 	return a, nil
 }
 
 // Close stops following. The view stays as it was last, so a late caller is answered, but no new runner is let in any
 // more once it is older than StaleAfter.
-func (a *Auth) Close() { a.view.Close() }
+func (a *Auth) Close() { a.stop() }
 
 // Fresh reports whether the view was confirmed by the bucket's leader within StaleAfter.
-func (a *Auth) Fresh() bool { return a.now().Sub(a.view.Confirmed()) < StaleAfter }
+func (a *Auth) Fresh() bool { return a.now().Sub(a.confirmed()) < StaleAfter }
 
 // Authenticate returns whose session token it is. It answers from the view, whether or not that is fresh: people keep
 // being answered while the bucket has no leader, only new runners are not let in. Any other token than that of a live

@@ -29,7 +29,7 @@ const (
 	// answerWithin is the server's patience (authorization.timeout). An older request is dropped: its client has gone.
 	answerWithin = 1800 * time.Millisecond
 	// calloutBacklog is how many requests may wait for a worker.
-	calloutBacklog = 1024
+	calloutBacklog = 4096
 )
 
 // Subjects are what a user may publish and subscribe: allow-lists, neither may be empty.

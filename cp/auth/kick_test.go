@@ -81,7 +81,7 @@ func TestAScanFindsWhatSlippedThrough(t *testing.T) {
 	_, err = e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, proof(key, secret), o)
 	must(t, err)
 
-	// To this one, both keys are unknown until its clock says that they are past.
+	// This one let nobody in itself, so it finds connections by its scan alone.
 	k := newKicker(newTestCallout(t, e))
 	must(t, k.scan(t.Context()))
 	select {

@@ -2,6 +2,7 @@ package auth
 
 import (
 	"encoding/base64"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -194,6 +195,49 @@ func FuzzJail(f *testing.F) {
 			part := strings.Split(strings.Replace(subject, "runbus.v1.*.runner.", "", 1), ".")
 			end := part[1:]
 			if strings.ContainsAny(part[0], "*> \t\r\n") || len(end) == 0 || end[0] != "hello" && end[0] != "inbox" {
+				t.Errorf("%q gives %q", name, subject)
+			}
+		}
+	})
+}
+
+// FuzzDecide feeds a client's foreign words to what decides on it. A client that signs with a known key gets the subjects
+// of one runner of its tenant, or JAIL; any other one is refused.
+func FuzzDecide(f *testing.F) {
+	secret, public, err := schemas.NewServiceToken("acme")
+	must(f, err)
+	key, err := schemas.ParseServiceToken(secret)
+	must(f, err)
+	a := &Auth{log: slog.New(slog.DiscardHandler), now: time.Now, confirmed: time.Now, dir: newDirectory(slog.New(slog.DiscardHandler))}
+	a.dir.public[public] = Key{ID: "sa-edge", Tenant: "acme", PublicKey: public, ExpiresAt: time.Now().Add(KeyLife)}
+	none := func(schemas.RunnerRef) (string, bool) { return "", false }
+	s := &callout{a: a, c: CalloutConfig{Bound: none, OpsPublic: "UOPS", OpsSysPublic: "UOPSSYS"}}
+
+	f.Add("edge-1/n1", "UOPS", "sig", "rst1.x", "user", "pass")
+	f.Add("a.b/n1", "", "", "", "rst1.", "rst1.")
+	f.Add("*/n1", public, "", "x", "", "")
+	f.Add(">", "", "", "", "", "")
+	f.Fuzz(func(t *testing.T, name, nkey, sig, token, user, pass string) {
+		req := &jwt.AuthorizationRequestClaims{}
+		req.ClientInformation = jwt.ClientInformation{Kind: "Client", Nonce: "nonce"}
+		req.ConnectOptions = jwt.ConnectOptions{Name: name, Nkey: nkey, SignedNonce: sig, Token: token, Username: user, Password: pass}
+		if v := s.decide(req); v.refused == "" {
+			t.Errorf("let in without a credential: %+v", v)
+		}
+		raw, err := key.Key.Sign([]byte("nonce"))
+		must(t, err)
+		req.ConnectOptions.Nkey, req.ConnectOptions.SignedNonce = public, base64.RawURLEncoding.EncodeToString(raw)
+		v := s.decide(req)
+		if v.refused != "" || v.place != placeRun && v.place != placeJail {
+			t.Fatalf("a known key: %+v", v)
+		}
+		for _, subject := range append(v.subjects.Publish, v.subjects.Subscribe...) {
+			runner, ok := strings.CutPrefix(subject, "runbus.v1.acme.runner.")
+			if v.place == placeJail {
+				runner, ok = strings.CutPrefix(subject, "runbus.v1.*.runner.")
+			}
+			runner, _, more := strings.Cut(runner, ".")
+			if !ok || !more || runner == "" || strings.ContainsAny(runner, "*> \t\r\n") {
 				t.Errorf("%q gives %q", name, subject)
 			}
 		}
