@@ -130,7 +130,7 @@ func (c *Config) prepare() (*credential, error) {
 		c.StateDir = DefaultStateDir
 	}
 	if c.Version == "" {
-		c.Version = buildVersion()
+		c.Version = BuildVersion()
 	}
 	for i, addr := range c.Addrs {
 		u, err := c.serverURL(addr)
@@ -262,7 +262,8 @@ func keptID(dir string) (string, error) {
 	return id, nil
 }
 
-func buildVersion() string {
+// BuildVersion is the version of this build, `(devel)` when it has none.
+func BuildVersion() string {
 	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
 		return info.Main.Version
 	}

@@ -6,6 +6,9 @@
 
 // The wire contract of the Runbus bus, version 1. Every message travels as the body of one NATS message whose header
 // `Runbus-Type` holds its short name (for example `RunnerHello`) and whose `Content-Type` is `application/protobuf`.
+//
+// Field numbers above 10 are used by one message of the bus only, so that a body tells its type by itself: the stock nats CLI
+// gives a translator the body without its headers, and `runink decode` must be right all the same.
 
 package runbusv1
 

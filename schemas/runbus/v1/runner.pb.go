@@ -83,30 +83,30 @@ func (CancelState) EnumDescriptor() ([]byte, []int) {
 type RunnerHello struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Plain id, not namespaced; must be the one of the subject.
-	RunnerId string `protobuf:"bytes,1,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
-	Name     string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	Version  string `protobuf:"bytes,3,opt,name=version,proto3" json:"version,omitempty"`
+	RunnerId string `protobuf:"bytes,11,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
+	Name     string `protobuf:"bytes,12,opt,name=name,proto3" json:"name,omitempty"`
+	Version  string `protobuf:"bytes,13,opt,name=version,proto3" json:"version,omitempty"`
 	// What the runner can do: `fetch`, and `source:<kind>` for each connector.
-	Capabilities []string `protobuf:"bytes,4,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	Capabilities []string `protobuf:"bytes,14,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
 	// 0 idle … 1 full.
-	LoadScore float64 `protobuf:"fixed64,5,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
+	LoadScore float64 `protobuf:"fixed64,15,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
 	// Works the runner runs at once (SPEC D6); it is the runner that enforces it.
-	Limit int32 `protobuf:"varint,6,opt,name=limit,proto3" json:"limit,omitempty"`
+	Limit int32 `protobuf:"varint,16,opt,name=limit,proto3" json:"limit,omitempty"`
 	// Random per process, as in the CONNECT name `<runner id>/<process nonce>`. The same nonce again is a resume.
-	ProcessNonce string `protobuf:"bytes,7,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
-	Pid          int64  `protobuf:"varint,8,opt,name=pid,proto3" json:"pid,omitempty"`
+	ProcessNonce string `protobuf:"bytes,17,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
+	Pid          int64  `protobuf:"varint,18,opt,name=pid,proto3" json:"pid,omitempty"`
 	// HPKE public key of this process, see bus/seal. It lives in memory only.
-	SealingKey []byte `protobuf:"bytes,9,opt,name=sealing_key,json=sealingKey,proto3" json:"sealing_key,omitempty"`
+	SealingKey []byte `protobuf:"bytes,19,opt,name=sealing_key,json=sealingKey,proto3" json:"sealing_key,omitempty"`
 	// Public nkey of the service-account key, for the check of `signature`.
-	PublicKey string `protobuf:"bytes,10,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	PublicKey string `protobuf:"bytes,20,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
 	// Signature by that nkey over HelloSigningInput (schemas/hello.go).
-	Signature []byte `protobuf:"bytes,11,opt,name=signature,proto3" json:"signature,omitempty"`
+	Signature []byte `protobuf:"bytes,21,opt,name=signature,proto3" json:"signature,omitempty"`
 	// Works this process still runs, for a resume.
-	RunningDispatches []string `protobuf:"bytes,12,rep,name=running_dispatches,json=runningDispatches,proto3" json:"running_dispatches,omitempty"`
-	Draining          bool     `protobuf:"varint,13,opt,name=draining,proto3" json:"draining,omitempty"`
+	RunningDispatches []string `protobuf:"bytes,22,rep,name=running_dispatches,json=runningDispatches,proto3" json:"running_dispatches,omitempty"`
+	Draining          bool     `protobuf:"varint,23,opt,name=draining,proto3" json:"draining,omitempty"`
 	// The session this process had before its link was cut; empty in its first hello. If the runner's key now holds the session
 	// of another process, this one was replaced meanwhile: it is told so and does not take the id back (SPEC E8).
-	Session       string `protobuf:"bytes,14,opt,name=session,proto3" json:"session,omitempty"`
+	Session       string `protobuf:"bytes,24,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -243,19 +243,19 @@ func (x *RunnerHello) GetSession() string {
 type EnrollmentAccepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Tenant-namespaced: `<tenant>/<id>`.
-	RunnerId string `protobuf:"bytes,1,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
+	RunnerId string `protobuf:"bytes,31,opt,name=runner_id,json=runnerId,proto3" json:"runner_id,omitempty"`
 	// From the verified credential, never from the hello.
-	TenantId string `protobuf:"bytes,2,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
+	TenantId string `protobuf:"bytes,32,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
 	// 15 (SPEC E6).
-	HeartbeatIntervalSeconds int32 `protobuf:"varint,3,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
+	HeartbeatIntervalSeconds int32 `protobuf:"varint,33,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
 	// 128 random bits, hex. The runner subscribes `work.<session>` and `control.<session>`.
-	Session    string                 `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
-	ServerTime *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
-	Error      *ErrorDetail           `protobuf:"bytes,6,opt,name=error,proto3" json:"error,omitempty"`
+	Session    string                 `protobuf:"bytes,34,opt,name=session,proto3" json:"session,omitempty"`
+	ServerTime *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
+	Error      *ErrorDetail           `protobuf:"bytes,36,opt,name=error,proto3" json:"error,omitempty"`
 	// True when `error` cannot heal: the runner must stop, not retry (SPEC E5, E8).
-	Fatal bool `protobuf:"varint,7,opt,name=fatal,proto3" json:"fatal,omitempty"`
+	Fatal bool `protobuf:"varint,37,opt,name=fatal,proto3" json:"fatal,omitempty"`
 	// How long a running work outlives a lost link (SPEC D13).
-	Grace         *durationpb.Duration `protobuf:"bytes,8,opt,name=grace,proto3" json:"grace,omitempty"`
+	Grace         *durationpb.Duration `protobuf:"bytes,38,opt,name=grace,proto3" json:"grace,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -349,13 +349,13 @@ func (x *EnrollmentAccepted) GetGrace() *durationpb.Duration {
 // RunnerHeartbeat refreshes the runner's key in the registry (SPEC E7), every heartbeat_interval_seconds.
 type RunnerHeartbeat struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	ProcessNonce  string                 `protobuf:"bytes,2,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
-	LoadScore     float64                `protobuf:"fixed64,3,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
-	InFlight      int32                  `protobuf:"varint,4,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	Limit         int32                  `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
-	Draining      bool                   `protobuf:"varint,6,opt,name=draining,proto3" json:"draining,omitempty"`
-	SentAt        *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	Session       string                 `protobuf:"bytes,41,opt,name=session,proto3" json:"session,omitempty"`
+	ProcessNonce  string                 `protobuf:"bytes,42,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
+	LoadScore     float64                `protobuf:"fixed64,43,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
+	InFlight      int32                  `protobuf:"varint,44,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	Limit         int32                  `protobuf:"varint,45,opt,name=limit,proto3" json:"limit,omitempty"`
+	Draining      bool                   `protobuf:"varint,46,opt,name=draining,proto3" json:"draining,omitempty"`
+	SentAt        *timestamppb.Timestamp `protobuf:"bytes,47,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -442,9 +442,9 @@ func (x *RunnerHeartbeat) GetSentAt() *timestamppb.Timestamp {
 // RunnerGoodbye takes the runner out of the live view at once.
 type RunnerGoodbye struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	ProcessNonce  string                 `protobuf:"bytes,2,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
-	Reason        string                 `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Session       string                 `protobuf:"bytes,51,opt,name=session,proto3" json:"session,omitempty"`
+	ProcessNonce  string                 `protobuf:"bytes,52,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
+	Reason        string                 `protobuf:"bytes,53,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -504,9 +504,9 @@ func (x *RunnerGoodbye) GetReason() string {
 type RunnerControl struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Random; the answer goes to `reply.<replica>.<id>`.
-	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Id string `protobuf:"bytes,61,opt,name=id,proto3" json:"id,omitempty"`
 	// The waiting replica; empty when no answer is wanted.
-	Replica string `protobuf:"bytes,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	Replica string `protobuf:"bytes,62,opt,name=replica,proto3" json:"replica,omitempty"`
 	// Types that are valid to be assigned to Order:
 	//
 	//	*RunnerControl_Cancel
@@ -640,31 +640,31 @@ type isRunnerControl_Order interface {
 }
 
 type RunnerControl_Cancel struct {
-	Cancel *CancelOrder `protobuf:"bytes,3,opt,name=cancel,proto3,oneof"`
+	Cancel *CancelOrder `protobuf:"bytes,63,opt,name=cancel,proto3,oneof"`
 }
 
 type RunnerControl_Rehello struct {
-	Rehello *RehelloOrder `protobuf:"bytes,4,opt,name=rehello,proto3,oneof"`
+	Rehello *RehelloOrder `protobuf:"bytes,64,opt,name=rehello,proto3,oneof"`
 }
 
 type RunnerControl_Replaced struct {
-	Replaced *ReplacedOrder `protobuf:"bytes,5,opt,name=replaced,proto3,oneof"`
+	Replaced *ReplacedOrder `protobuf:"bytes,65,opt,name=replaced,proto3,oneof"`
 }
 
 type RunnerControl_Goodbye struct {
-	Goodbye *GoodbyeOrder `protobuf:"bytes,6,opt,name=goodbye,proto3,oneof"`
+	Goodbye *GoodbyeOrder `protobuf:"bytes,66,opt,name=goodbye,proto3,oneof"`
 }
 
 type RunnerControl_Drain struct {
-	Drain *DrainOrder `protobuf:"bytes,7,opt,name=drain,proto3,oneof"`
+	Drain *DrainOrder `protobuf:"bytes,67,opt,name=drain,proto3,oneof"`
 }
 
 type RunnerControl_Move struct {
-	Move *MoveOrder `protobuf:"bytes,8,opt,name=move,proto3,oneof"`
+	Move *MoveOrder `protobuf:"bytes,68,opt,name=move,proto3,oneof"`
 }
 
 type RunnerControl_Health struct {
-	Health *HealthOrder `protobuf:"bytes,9,opt,name=health,proto3,oneof"`
+	Health *HealthOrder `protobuf:"bytes,69,opt,name=health,proto3,oneof"`
 }
 
 func (*RunnerControl_Cancel) isRunnerControl_Order() {}
@@ -984,9 +984,9 @@ func (*HealthOrder) Descriptor() ([]byte, []int) {
 // RunnerControlReply answers a RunnerControl on `reply.<replica>.<id>`.
 type RunnerControlReply struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	CancelState   CancelState            `protobuf:"varint,2,opt,name=cancel_state,json=cancelState,proto3,enum=runbus.v1.CancelState" json:"cancel_state,omitempty"`
-	Health        *RunnerHealth          `protobuf:"bytes,3,opt,name=health,proto3" json:"health,omitempty"`
+	Id            string                 `protobuf:"bytes,71,opt,name=id,proto3" json:"id,omitempty"`
+	CancelState   CancelState            `protobuf:"varint,72,opt,name=cancel_state,json=cancelState,proto3,enum=runbus.v1.CancelState" json:"cancel_state,omitempty"`
+	Health        *RunnerHealth          `protobuf:"bytes,73,opt,name=health,proto3" json:"health,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1125,57 +1125,56 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\n" +
 	"\x16runbus/v1/runner.proto\x12\trunbus.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xab\x03\n" +
 	"\vRunnerHello\x12\x1b\n" +
-	"\trunner_id\x18\x01 \x01(\tR\brunnerId\x12\x12\n" +
-	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
-	"\aversion\x18\x03 \x01(\tR\aversion\x12\"\n" +
-	"\fcapabilities\x18\x04 \x03(\tR\fcapabilities\x12\x1d\n" +
+	"\trunner_id\x18\v \x01(\tR\brunnerId\x12\x12\n" +
+	"\x04name\x18\f \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\r \x01(\tR\aversion\x12\"\n" +
+	"\fcapabilities\x18\x0e \x03(\tR\fcapabilities\x12\x1d\n" +
 	"\n" +
-	"load_score\x18\x05 \x01(\x01R\tloadScore\x12\x14\n" +
-	"\x05limit\x18\x06 \x01(\x05R\x05limit\x12#\n" +
-	"\rprocess_nonce\x18\a \x01(\tR\fprocessNonce\x12\x10\n" +
-	"\x03pid\x18\b \x01(\x03R\x03pid\x12\x1f\n" +
-	"\vsealing_key\x18\t \x01(\fR\n" +
+	"load_score\x18\x0f \x01(\x01R\tloadScore\x12\x14\n" +
+	"\x05limit\x18\x10 \x01(\x05R\x05limit\x12#\n" +
+	"\rprocess_nonce\x18\x11 \x01(\tR\fprocessNonce\x12\x10\n" +
+	"\x03pid\x18\x12 \x01(\x03R\x03pid\x12\x1f\n" +
+	"\vsealing_key\x18\x13 \x01(\fR\n" +
 	"sealingKey\x12\x1d\n" +
 	"\n" +
-	"public_key\x18\n" +
-	" \x01(\tR\tpublicKey\x12\x1c\n" +
-	"\tsignature\x18\v \x01(\fR\tsignature\x12-\n" +
-	"\x12running_dispatches\x18\f \x03(\tR\x11runningDispatches\x12\x1a\n" +
-	"\bdraining\x18\r \x01(\bR\bdraining\x12\x18\n" +
-	"\asession\x18\x0e \x01(\tR\asession\"\xd8\x02\n" +
+	"public_key\x18\x14 \x01(\tR\tpublicKey\x12\x1c\n" +
+	"\tsignature\x18\x15 \x01(\fR\tsignature\x12-\n" +
+	"\x12running_dispatches\x18\x16 \x03(\tR\x11runningDispatches\x12\x1a\n" +
+	"\bdraining\x18\x17 \x01(\bR\bdraining\x12\x18\n" +
+	"\asession\x18\x18 \x01(\tR\asession\"\xd8\x02\n" +
 	"\x12EnrollmentAccepted\x12\x1b\n" +
-	"\trunner_id\x18\x01 \x01(\tR\brunnerId\x12\x1b\n" +
-	"\ttenant_id\x18\x02 \x01(\tR\btenantId\x12<\n" +
-	"\x1aheartbeat_interval_seconds\x18\x03 \x01(\x05R\x18heartbeatIntervalSeconds\x12\x18\n" +
-	"\asession\x18\x04 \x01(\tR\asession\x12;\n" +
-	"\vserver_time\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"\trunner_id\x18\x1f \x01(\tR\brunnerId\x12\x1b\n" +
+	"\ttenant_id\x18  \x01(\tR\btenantId\x12<\n" +
+	"\x1aheartbeat_interval_seconds\x18! \x01(\x05R\x18heartbeatIntervalSeconds\x12\x18\n" +
+	"\asession\x18\" \x01(\tR\asession\x12;\n" +
+	"\vserver_time\x18# \x01(\v2\x1a.google.protobuf.TimestampR\n" +
 	"serverTime\x12,\n" +
-	"\x05error\x18\x06 \x01(\v2\x16.runbus.v1.ErrorDetailR\x05error\x12\x14\n" +
-	"\x05fatal\x18\a \x01(\bR\x05fatal\x12/\n" +
-	"\x05grace\x18\b \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xf3\x01\n" +
+	"\x05error\x18$ \x01(\v2\x16.runbus.v1.ErrorDetailR\x05error\x12\x14\n" +
+	"\x05fatal\x18% \x01(\bR\x05fatal\x12/\n" +
+	"\x05grace\x18& \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xf3\x01\n" +
 	"\x0fRunnerHeartbeat\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12#\n" +
-	"\rprocess_nonce\x18\x02 \x01(\tR\fprocessNonce\x12\x1d\n" +
+	"\asession\x18) \x01(\tR\asession\x12#\n" +
+	"\rprocess_nonce\x18* \x01(\tR\fprocessNonce\x12\x1d\n" +
 	"\n" +
-	"load_score\x18\x03 \x01(\x01R\tloadScore\x12\x1b\n" +
-	"\tin_flight\x18\x04 \x01(\x05R\binFlight\x12\x14\n" +
-	"\x05limit\x18\x05 \x01(\x05R\x05limit\x12\x1a\n" +
-	"\bdraining\x18\x06 \x01(\bR\bdraining\x123\n" +
-	"\asent_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\"f\n" +
+	"load_score\x18+ \x01(\x01R\tloadScore\x12\x1b\n" +
+	"\tin_flight\x18, \x01(\x05R\binFlight\x12\x14\n" +
+	"\x05limit\x18- \x01(\x05R\x05limit\x12\x1a\n" +
+	"\bdraining\x18. \x01(\bR\bdraining\x123\n" +
+	"\asent_at\x18/ \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\"f\n" +
 	"\rRunnerGoodbye\x12\x18\n" +
-	"\asession\x18\x01 \x01(\tR\asession\x12#\n" +
-	"\rprocess_nonce\x18\x02 \x01(\tR\fprocessNonce\x12\x16\n" +
-	"\x06reason\x18\x03 \x01(\tR\x06reason\"\xa3\x03\n" +
+	"\asession\x183 \x01(\tR\asession\x12#\n" +
+	"\rprocess_nonce\x184 \x01(\tR\fprocessNonce\x12\x16\n" +
+	"\x06reason\x185 \x01(\tR\x06reason\"\xa3\x03\n" +
 	"\rRunnerControl\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
-	"\areplica\x18\x02 \x01(\tR\areplica\x120\n" +
-	"\x06cancel\x18\x03 \x01(\v2\x16.runbus.v1.CancelOrderH\x00R\x06cancel\x123\n" +
-	"\arehello\x18\x04 \x01(\v2\x17.runbus.v1.RehelloOrderH\x00R\arehello\x126\n" +
-	"\breplaced\x18\x05 \x01(\v2\x18.runbus.v1.ReplacedOrderH\x00R\breplaced\x123\n" +
-	"\agoodbye\x18\x06 \x01(\v2\x17.runbus.v1.GoodbyeOrderH\x00R\agoodbye\x12-\n" +
-	"\x05drain\x18\a \x01(\v2\x15.runbus.v1.DrainOrderH\x00R\x05drain\x12*\n" +
-	"\x04move\x18\b \x01(\v2\x14.runbus.v1.MoveOrderH\x00R\x04move\x120\n" +
-	"\x06health\x18\t \x01(\v2\x16.runbus.v1.HealthOrderH\x00R\x06healthB\a\n" +
+	"\x02id\x18= \x01(\tR\x02id\x12\x18\n" +
+	"\areplica\x18> \x01(\tR\areplica\x120\n" +
+	"\x06cancel\x18? \x01(\v2\x16.runbus.v1.CancelOrderH\x00R\x06cancel\x123\n" +
+	"\arehello\x18@ \x01(\v2\x17.runbus.v1.RehelloOrderH\x00R\arehello\x126\n" +
+	"\breplaced\x18A \x01(\v2\x18.runbus.v1.ReplacedOrderH\x00R\breplaced\x123\n" +
+	"\agoodbye\x18B \x01(\v2\x17.runbus.v1.GoodbyeOrderH\x00R\agoodbye\x12-\n" +
+	"\x05drain\x18C \x01(\v2\x15.runbus.v1.DrainOrderH\x00R\x05drain\x12*\n" +
+	"\x04move\x18D \x01(\v2\x14.runbus.v1.MoveOrderH\x00R\x04move\x120\n" +
+	"\x06health\x18E \x01(\v2\x16.runbus.v1.HealthOrderH\x00R\x06healthB\a\n" +
 	"\x05order\"B\n" +
 	"\vCancelOrder\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
@@ -1192,9 +1191,9 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\tMoveOrder\"\r\n" +
 	"\vHealthOrder\"\x90\x01\n" +
 	"\x12RunnerControlReply\x12\x0e\n" +
-	"\x02id\x18\x01 \x01(\tR\x02id\x129\n" +
-	"\fcancel_state\x18\x02 \x01(\x0e2\x16.runbus.v1.CancelStateR\vcancelState\x12/\n" +
-	"\x06health\x18\x03 \x01(\v2\x17.runbus.v1.RunnerHealthR\x06health\"\xc3\x01\n" +
+	"\x02id\x18G \x01(\tR\x02id\x129\n" +
+	"\fcancel_state\x18H \x01(\x0e2\x16.runbus.v1.CancelStateR\vcancelState\x12/\n" +
+	"\x06health\x18I \x01(\v2\x17.runbus.v1.RunnerHealthR\x06health\"\xc3\x01\n" +
 	"\fRunnerHealth\x12\x1b\n" +
 	"\tin_flight\x18\x01 \x01(\x05R\binFlight\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12%\n" +

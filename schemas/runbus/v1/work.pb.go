@@ -28,17 +28,17 @@ type RunnerWorkAssignment struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	DispatchId string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
-	Request    *RunFetchRequest       `protobuf:"bytes,3,opt,name=request,proto3" json:"request,omitempty"`
+	Request    *RunFetchRequest       `protobuf:"bytes,83,opt,name=request,proto3" json:"request,omitempty"`
 	// The waiting replica: results go to `result.<replica>.<dispatch>.{ctl,data}`.
-	Replica string `protobuf:"bytes,4,opt,name=replica,proto3" json:"replica,omitempty"`
+	Replica string `protobuf:"bytes,84,opt,name=replica,proto3" json:"replica,omitempty"`
 	// Control-plane time. Later than this the runner drops the assignment unrun.
-	AcceptBy *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=accept_by,json=acceptBy,proto3" json:"accept_by,omitempty"`
+	AcceptBy *timestamppb.Timestamp `protobuf:"bytes,85,opt,name=accept_by,json=acceptBy,proto3" json:"accept_by,omitempty"`
 	// Control-plane time at which the caller stops waiting.
-	Deadline *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,86,opt,name=deadline,proto3" json:"deadline,omitempty"`
 	// True: after `accepted` a RunnerWorkCredentials follows within 5 s, and the work waits for it.
-	CredentialsFollow bool `protobuf:"varint,7,opt,name=credentials_follow,json=credentialsFollow,proto3" json:"credentials_follow,omitempty"`
+	CredentialsFollow bool `protobuf:"varint,87,opt,name=credentials_follow,json=credentialsFollow,proto3" json:"credentials_follow,omitempty"`
 	// Bytes of frames that may be under way unacknowledged at first; credit changes it.
-	WindowBytes   int64 `protobuf:"varint,8,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	WindowBytes   int64 `protobuf:"varint,88,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -320,7 +320,7 @@ type RunnerWorkCredentials struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	DispatchId    string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
-	Sealed        *SealedCredential      `protobuf:"bytes,3,opt,name=sealed,proto3" json:"sealed,omitempty"`
+	Sealed        *SealedCredential      `protobuf:"bytes,93,opt,name=sealed,proto3" json:"sealed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -382,8 +382,8 @@ type RunnerWorkAccepted struct {
 	DispatchId    string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
-	Pid           int64                  `protobuf:"varint,4,opt,name=pid,proto3" json:"pid,omitempty"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=at,proto3" json:"at,omitempty"`
+	Pid           int64                  `protobuf:"varint,104,opt,name=pid,proto3" json:"pid,omitempty"`
+	At            *timestamppb.Timestamp `protobuf:"bytes,105,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -459,7 +459,7 @@ type RunnerWorkProgress struct {
 	DispatchId    string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session       string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	Seq           uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
-	Update        *RunFetchUpdate        `protobuf:"bytes,4,opt,name=update,proto3" json:"update,omitempty"`
+	Update        *RunFetchUpdate        `protobuf:"bytes,114,opt,name=update,proto3" json:"update,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -529,10 +529,10 @@ type RunnerWorkChunk struct {
 	DispatchId string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	Seq        uint64                 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
-	ArrowIpc   []byte                 `protobuf:"bytes,4,opt,name=arrow_ipc,json=arrowIpc,proto3" json:"arrow_ipc,omitempty"`
+	ArrowIpc   []byte                 `protobuf:"bytes,124,opt,name=arrow_ipc,json=arrowIpc,proto3" json:"arrow_ipc,omitempty"`
 	// Rows and Arrow bytes so far, for progress without decoding.
-	Rows          int64 `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`
-	Bytes         int64 `protobuf:"varint,6,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Rows          int64 `protobuf:"varint,125,opt,name=rows,proto3" json:"rows,omitempty"`
+	Bytes         int64 `protobuf:"varint,126,opt,name=bytes,proto3" json:"bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -621,9 +621,9 @@ type RunnerWorkResult struct {
 	//	*RunnerWorkResult_Response
 	//	*RunnerWorkResult_Error
 	Outcome isRunnerWorkResult_Outcome `protobuf_oneof:"outcome"`
-	Started bool                       `protobuf:"varint,6,opt,name=started,proto3" json:"started,omitempty"`
+	Started bool                       `protobuf:"varint,136,opt,name=started,proto3" json:"started,omitempty"`
 	// SHA-256 over the Arrow IPC stream as sent.
-	StreamSha256  []byte `protobuf:"bytes,7,opt,name=stream_sha256,json=streamSha256,proto3" json:"stream_sha256,omitempty"`
+	StreamSha256  []byte `protobuf:"bytes,137,opt,name=stream_sha256,json=streamSha256,proto3" json:"stream_sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -723,11 +723,11 @@ type isRunnerWorkResult_Outcome interface {
 }
 
 type RunnerWorkResult_Response struct {
-	Response *RunFetchResponse `protobuf:"bytes,4,opt,name=response,proto3,oneof"`
+	Response *RunFetchResponse `protobuf:"bytes,134,opt,name=response,proto3,oneof"`
 }
 
 type RunnerWorkResult_Error struct {
-	Error *ErrorDetail `protobuf:"bytes,5,opt,name=error,proto3,oneof"`
+	Error *ErrorDetail `protobuf:"bytes,135,opt,name=error,proto3,oneof"`
 }
 
 func (*RunnerWorkResult_Response) isRunnerWorkResult_Outcome() {}
@@ -741,9 +741,9 @@ type RunnerWorkResume struct {
 	DispatchId string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	// Highest number ever sent.
-	Sent uint64 `protobuf:"varint,3,opt,name=sent,proto3" json:"sent,omitempty"`
+	Sent uint64 `protobuf:"varint,143,opt,name=sent,proto3" json:"sent,omitempty"`
 	// Highest number known to be acknowledged.
-	Acknowledged  uint64 `protobuf:"varint,4,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	Acknowledged  uint64 `protobuf:"varint,144,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -812,11 +812,11 @@ type RunnerWorkCredit struct {
 	DispatchId string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
 	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
 	// All frames up to and including this number are the replica's now.
-	Acknowledged uint64 `protobuf:"varint,3,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
+	Acknowledged uint64 `protobuf:"varint,153,opt,name=acknowledged,proto3" json:"acknowledged,omitempty"`
 	// Bytes of unacknowledged frames that may be under way.
-	WindowBytes int64 `protobuf:"varint,4,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	WindowBytes int64 `protobuf:"varint,154,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	// True: send everything after `acknowledged` again (answer to a resume).
-	Resend        bool `protobuf:"varint,5,opt,name=resend,proto3" json:"resend,omitempty"`
+	Resend        bool `protobuf:"varint,155,opt,name=resend,proto3" json:"resend,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -895,12 +895,12 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x124\n" +
-	"\arequest\x18\x03 \x01(\v2\x1a.runbus.v1.RunFetchRequestR\arequest\x12\x18\n" +
-	"\areplica\x18\x04 \x01(\tR\areplica\x127\n" +
-	"\taccept_by\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bacceptBy\x126\n" +
-	"\bdeadline\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12-\n" +
-	"\x12credentials_follow\x18\a \x01(\bR\x11credentialsFollow\x12!\n" +
-	"\fwindow_bytes\x18\b \x01(\x03R\vwindowBytes\"s\n" +
+	"\arequest\x18S \x01(\v2\x1a.runbus.v1.RunFetchRequestR\arequest\x12\x18\n" +
+	"\areplica\x18T \x01(\tR\areplica\x127\n" +
+	"\taccept_by\x18U \x01(\v2\x1a.google.protobuf.TimestampR\bacceptBy\x126\n" +
+	"\bdeadline\x18V \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12-\n" +
+	"\x12credentials_follow\x18W \x01(\bR\x11credentialsFollow\x12!\n" +
+	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\"s\n" +
 	"\x10SealedCredential\x12\x14\n" +
 	"\x05suite\x18\x01 \x01(\tR\x05suite\x12)\n" +
 	"\x10encapsulated_key\x18\x02 \x01(\fR\x0fencapsulatedKey\x12\x1e\n" +
@@ -923,51 +923,51 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x123\n" +
-	"\x06sealed\x18\x03 \x01(\v2\x1b.runbus.v1.SealedCredentialR\x06sealed\"\x9f\x01\n" +
+	"\x06sealed\x18] \x01(\v2\x1b.runbus.v1.SealedCredentialR\x06sealed\"\x9f\x01\n" +
 	"\x12RunnerWorkAccepted\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x10\n" +
-	"\x03pid\x18\x04 \x01(\x03R\x03pid\x12*\n" +
-	"\x02at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x94\x01\n" +
+	"\x03pid\x18h \x01(\x03R\x03pid\x12*\n" +
+	"\x02at\x18i \x01(\v2\x1a.google.protobuf.TimestampR\x02at\"\x94\x01\n" +
 	"\x12RunnerWorkProgress\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x121\n" +
-	"\x06update\x18\x04 \x01(\v2\x19.runbus.v1.RunFetchUpdateR\x06update\"\xa5\x01\n" +
+	"\x06update\x18r \x01(\v2\x19.runbus.v1.RunFetchUpdateR\x06update\"\xa5\x01\n" +
 	"\x0fRunnerWorkChunk\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x10\n" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x1b\n" +
-	"\tarrow_ipc\x18\x04 \x01(\fR\barrowIpc\x12\x12\n" +
-	"\x04rows\x18\x05 \x01(\x03R\x04rows\x12\x14\n" +
-	"\x05bytes\x18\x06 \x01(\x03R\x05bytes\"\x94\x02\n" +
+	"\tarrow_ipc\x18| \x01(\fR\barrowIpc\x12\x12\n" +
+	"\x04rows\x18} \x01(\x03R\x04rows\x12\x14\n" +
+	"\x05bytes\x18~ \x01(\x03R\x05bytes\"\x98\x02\n" +
 	"\x10RunnerWorkResult\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x10\n" +
-	"\x03seq\x18\x03 \x01(\x04R\x03seq\x129\n" +
-	"\bresponse\x18\x04 \x01(\v2\x1b.runbus.v1.RunFetchResponseH\x00R\bresponse\x12.\n" +
-	"\x05error\x18\x05 \x01(\v2\x16.runbus.v1.ErrorDetailH\x00R\x05error\x12\x18\n" +
-	"\astarted\x18\x06 \x01(\bR\astarted\x12#\n" +
-	"\rstream_sha256\x18\a \x01(\fR\fstreamSha256B\t\n" +
-	"\aoutcome\"\x85\x01\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12:\n" +
+	"\bresponse\x18\x86\x01 \x01(\v2\x1b.runbus.v1.RunFetchResponseH\x00R\bresponse\x12/\n" +
+	"\x05error\x18\x87\x01 \x01(\v2\x16.runbus.v1.ErrorDetailH\x00R\x05error\x12\x19\n" +
+	"\astarted\x18\x88\x01 \x01(\bR\astarted\x12$\n" +
+	"\rstream_sha256\x18\x89\x01 \x01(\fR\fstreamSha256B\t\n" +
+	"\aoutcome\"\x87\x01\n" +
 	"\x10RunnerWorkResume\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
-	"\asession\x18\x02 \x01(\tR\asession\x12\x12\n" +
-	"\x04sent\x18\x03 \x01(\x04R\x04sent\x12\"\n" +
-	"\facknowledged\x18\x04 \x01(\x04R\facknowledged\"\xac\x01\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x13\n" +
+	"\x04sent\x18\x8f\x01 \x01(\x04R\x04sent\x12#\n" +
+	"\facknowledged\x18\x90\x01 \x01(\x04R\facknowledged\"\xaf\x01\n" +
 	"\x10RunnerWorkCredit\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
-	"\asession\x18\x02 \x01(\tR\asession\x12\"\n" +
-	"\facknowledged\x18\x03 \x01(\x04R\facknowledged\x12!\n" +
-	"\fwindow_bytes\x18\x04 \x01(\x03R\vwindowBytes\x12\x16\n" +
-	"\x06resend\x18\x05 \x01(\bR\x06resendB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
+	"\asession\x18\x02 \x01(\tR\asession\x12#\n" +
+	"\facknowledged\x18\x99\x01 \x01(\x04R\facknowledged\x12\"\n" +
+	"\fwindow_bytes\x18\x9a\x01 \x01(\x03R\vwindowBytes\x12\x17\n" +
+	"\x06resend\x18\x9b\x01 \x01(\bR\x06resendB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
 
 var (
 	file_runbus_v1_work_proto_rawDescOnce sync.Once

@@ -1,0 +1,89 @@
+// Command core-runner is the runner of a customer's host: it enrols at a control plane and runs the fetches that it is
+// assigned. It holds no source configuration and no stored credentials.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/org-runink/runbus/cmd/internal/agent"
+	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/runner"
+)
+
+func main() {
+	err := app().Run(os.Args)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, process.Text(err))
+	}
+	os.Exit(runner.ExitCode(err))
+}
+
+func app() *cli.App {
+	return &cli.App{
+		Name:  "core-runner",
+		Usage: "run fetches inside a private network for a Runbus control plane",
+		Description: `The runner dials out: set RUNNER_ENROLL_ADDR to the control plane's host:port and RUNNER_ENROLL_TOKEN to a
+service-account token (a key that an ORG_ADMIN mints with "runink key create NAME"), then start "core-runner serve".`,
+		HideHelpCommand: true,
+		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status
+		OnUsageError:    usage,
+		Action:          unknown,
+		Commands: []*cli.Command{serveCommand(), {
+			Name: "version", Usage: "print the version", Action: func(c *cli.Context) error {
+				_, err := fmt.Fprintln(c.App.Writer, runner.BuildVersion())
+				return err
+			},
+		}},
+	}
+}
+
+func serveCommand() *cli.Command {
+	return &cli.Command{
+		Name:         "serve",
+		Usage:        "enrol and run what is assigned, until SIGTERM",
+		OnUsageError: usage,
+		Description: `Environment:
+  RUNNER_ENROLL_ADDR    control plane, host:port or a tls://, wss://, nats:// URL; several separated by commas
+  RUNNER_ENROLL_TOKEN   service-account token; never on the command line
+  RUNNER_ENROLL_CA      PEM file trusted beside the system roots
+  RUNNER_ENROLL_TLS     false turns TLS off (default true)
+  RUNNER_ID             stable id, 1-64 of A-Z a-z 0-9 - _ . (default: generated, kept in the state folder)
+  RUNNER_NAME, RUNNER_VERSION   for display
+  RUNNER_FILE_ROOTS     folders that the file and sqlite sources may read, a list as in PATH (default: none)
+  RUNNER_CONCURRENCY    works at once (default 4)
+  RUNNER_DRAIN_GRACE    how long running works may go on after SIGTERM (default 10m)
+  LOG_LEVEL, LOG_FORMAT debug|info|warn|error, text|json
+
+Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "state-dir", Usage: "where a generated id is kept, mode 0700", EnvVars: []string{"CORE_RUNNER_STATE_DIR"}, Value: runner.DefaultStateDir},
+		},
+		Action: func(c *cli.Context) error {
+			if c.Args().Present() {
+				return usageError("serve takes no arguments; settings and the token belong into the environment")
+			}
+			log, err := process.NewLog(os.Stderr, os.Getenv)
+			if err != nil {
+				return usageError(err.Error())
+			}
+			return agent.Run(context.Background(), log, os.Stdout, func(cfg *runner.Config) { cfg.StateDir = c.String("state-dir") })
+		},
+	}
+}
+
+func unknown(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError(fmt.Sprintf("no such command: %q (see core-runner --help)", c.Args().First()))
+	}
+	return cli.ShowAppHelp(c)
+}
+
+func usage(_ *cli.Context, err error, _ bool) error { return usageError(err.Error()) }
+
+func usageError(text string) error {
+	return &runner.ExitError{Code: runner.ExitConfig, Err: fmt.Errorf("%s", text)}
+}

@@ -1,0 +1,41 @@
+// Command face is the backend image of the platform: a control plane or a runner, as SERVICE_ROLE says. It is configured
+// by its environment alone; docs/configuration.md lists the variables.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+
+	"github.com/org-runink/runbus/cmd/internal/agent"
+	"github.com/org-runink/runbus/cmd/internal/controlplane"
+	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/runner"
+)
+
+func main() { os.Exit(run()) }
+
+func run() int {
+	log, err := process.NewLog(os.Stderr, os.Getenv)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return process.ExitUsage
+	}
+	switch role := os.Getenv("SERVICE_ROLE"); role {
+	case "runner":
+		err = agent.Run(context.Background(), log, os.Stdout, nil)
+		if err != nil {
+			fmt.Fprintln(os.Stderr, process.Text(err))
+		}
+		return runner.ExitCode(err)
+	case "", "control-plane":
+		if err := controlplane.Run(context.Background(), log, os.Stdout, nil); err != nil {
+			fmt.Fprintln(os.Stderr, process.Text(err))
+			return process.ExitFailed
+		}
+		return process.ExitDone
+	default:
+		fmt.Fprintf(os.Stderr, "SERVICE_ROLE is %q: use control-plane or runner\n", role)
+		return process.ExitUsage
+	}
+}

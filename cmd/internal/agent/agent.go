@@ -1,0 +1,50 @@
+// Package agent runs a runner as the work of a process: from its environment to its exit status. It is what face, core-runner
+// and runink start, so that a runner is the same everywhere.
+package agent
+
+import (
+	"context"
+	"io"
+	"log/slog"
+	"os"
+
+	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/runner"
+)
+
+// Ready is the line that a runner writes on standard output once, after its first enrolment.
+type Ready struct {
+	Ready bool `json:"ready"`
+	runner.Enrolled
+}
+
+// Run serves until the runner is drained (first SIGTERM), aborted (second), told to stop, or ctx ends. change may adjust
+// what the environment said. The exit status is runner.ExitCode of the error.
+func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*runner.Config)) error {
+	cfg, err := runner.ConfigFromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	// The token is in memory now; nothing that this process starts shall inherit it.
+	if err := os.Unsetenv("RUNNER_ENROLL_TOKEN"); err != nil {
+		return err
+	}
+	cfg.Log = log
+	announced := false
+	cfg.OnEnrolled = func(e runner.Enrolled) { // called from one goroutine
+		if !announced {
+			announced = true
+			process.Announce(stdout, Ready{Ready: true, Enrolled: e})
+		}
+	}
+	if change != nil {
+		change(&cfg)
+	}
+	a, err := runner.New(cfg)
+	if err != nil {
+		return err
+	}
+	release := process.OnStop(a.Drain, a.Abort)
+	defer release()
+	return a.Run(ctx)
+}

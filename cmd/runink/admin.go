@@ -1,0 +1,294 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+)
+
+func saveFlag() cli.Flag {
+	return &cli.StringFlag{Name: "save-context", Usage: "keep the token in a context of this `NAME` instead of printing it"}
+}
+
+// printOrKeep shows a token once, or keeps it in a context.
+func printOrKeep(c *cli.Context, s endpoint, token string, v any, format string, args ...any) error {
+	name := c.String("save-context")
+	if name == "" {
+		return say(c, v, format+"\n\n%s\n\nIt is shown this once and not stored.", append(args, token)...)
+	}
+	s.Token, s.DataDir = token, ""
+	if err := saveContext(name, s, false); err != nil {
+		return err
+	}
+	return say(c, map[string]string{"context": name}, format+" is in the context %q", append(args, name)...)
+}
+
+func tenantCommand() *cli.Command {
+	type tenant struct {
+		Name      string    `json:"name"`
+		CreatedAt time.Time `json:"createdAt"`
+	}
+	return group("tenant", "tenants of the platform (its operator only)",
+		command("create", "create a tenant and print its first admin's token", "NAME", []cli.Flag{saveFlag()}, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			s, api, err := connectAs(c, operatorServer)
+			if err != nil {
+				return err
+			}
+			var made struct {
+				Name  string `json:"name"`
+				Token string `json:"token"`
+			}
+			if err := api.call(c.Context, http.MethodPost, "/api/tenants", map[string]string{"name": name}, &made); err != nil {
+				return err
+			}
+			return printOrKeep(c, s, made.Token, made, "tenant %s is made; the session token of its first admin", made.Name)
+		}),
+		command("list", "list the tenants", "", nil, func(c *cli.Context) error {
+			var rows []tenant
+			if err := get(c, operatorServer, "/api/tenants", &rows); err != nil {
+				return err
+			}
+			return show(c, rows, []string{"NAME", "CREATED"}, func(t tenant) []any { return []any{t.Name, t.CreatedAt.Format(time.DateTime)} })
+		}),
+	)
+}
+
+func userCommand() *cli.Command {
+	type person struct {
+		Name      string    `json:"name"`
+		Role      string    `json:"role"`
+		CreatedAt time.Time `json:"createdAt"`
+	}
+	return group("user", "people of the tenant (ORG_ADMIN only)",
+		command("create", "create a person and print their session token", "NAME", []cli.Flag{
+			&cli.StringFlag{Name: "role", Required: true, Usage: "READER lists, WRITER also runs fetches, ORG_ADMIN does everything in the tenant"}, saveFlag(),
+		}, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			s, api, err := connectAs(c, chosen)
+			if err != nil {
+				return err
+			}
+			var made struct {
+				Name  string `json:"name"`
+				Role  string `json:"role"`
+				Token string `json:"token"`
+			}
+			body := map[string]string{"name": name, "role": strings.ToUpper(c.String("role"))}
+			if err := api.call(c.Context, http.MethodPost, "/api/people", body, &made); err != nil {
+				return err
+			}
+			return printOrKeep(c, s, made.Token, made, "%s is %s; the session token", made.Name, made.Role)
+		}),
+		command("list", "list the people", "", nil, func(c *cli.Context) error {
+			var rows []person
+			if err := get(c, chosen, "/api/people", &rows); err != nil {
+				return err
+			}
+			return show(c, rows, []string{"NAME", "ROLE", "CREATED"}, func(p person) []any {
+				return []any{p.Name, p.Role, p.CreatedAt.Format(time.DateTime)}
+			})
+		}),
+		command("remove", "remove a person; their sessions end", "NAME", nil, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			if err := do(c, http.MethodDelete, "/api/people/"+url.PathEscape(name), nil, nil); err != nil {
+				return err
+			}
+			return say(c, map[string]string{"removed": name}, "%s is removed", name)
+		}),
+	)
+}
+
+func keyCommand() *cli.Command {
+	type key struct {
+		ID        string     `json:"id"`
+		Name      string     `json:"name"`
+		Tenant    string     `json:"tenant"`
+		PublicKey string     `json:"publicKey"`
+		CreatedAt time.Time  `json:"createdAt"`
+		ExpiresAt time.Time  `json:"expiresAt"`
+		CreatedBy string     `json:"createdBy"`
+		RevokedAt *time.Time `json:"revokedAt"`
+	}
+	type minted struct {
+		key
+		Token string `json:"token"`
+	}
+	return group("key", "service-account keys, with which runners enrol (ORG_ADMIN only)",
+		command("create", "mint a key and print its token", "NAME", nil, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			var made minted
+			if err := do(c, http.MethodPost, "/api/service-account-keys", map[string]string{"name": name}, &made); err != nil {
+				return err
+			}
+			return say(c, made, "key %s is valid until %s. Its token, for RUNNER_ENROLL_TOKEN:\n\n%s\n\nIt is shown this once and not stored.",
+				made.ID, made.ExpiresAt.Format(time.DateOnly), made.Token)
+		}),
+		command("list", "list the keys", "", nil, func(c *cli.Context) error {
+			var rows []key
+			if err := get(c, chosen, "/api/service-account-keys", &rows); err != nil {
+				return err
+			}
+			return show(c, rows, []string{"ID", "STATE", "CREATED", "BY", "EXPIRES", "PUBLIC KEY"}, func(k key) []any {
+				state := "live"
+				switch {
+				case k.RevokedAt != nil:
+					state = "revoked"
+				case time.Now().After(k.ExpiresAt):
+					state = "expired"
+				}
+				return []any{k.ID, state, k.CreatedAt.Format(time.DateTime), k.CreatedBy, k.ExpiresAt.Format(time.DateOnly), k.PublicKey}
+			})
+		}),
+		command("revoke", "revoke a key; a live runner of it is cut", "ID", nil, func(c *cli.Context) error {
+			id, err := oneArg(c, "ID")
+			if err != nil {
+				return err
+			}
+			var gone key
+			if err := do(c, http.MethodDelete, "/api/service-account-keys/"+url.PathEscape(id), nil, &gone); err != nil {
+				return err
+			}
+			return say(c, gone, "key %s is revoked", gone.ID)
+		}),
+	)
+}
+
+func runnerCommand() *cli.Command {
+	type runner struct {
+		ID    string `json:"id"`
+		Name  string `json:"name"`
+		State string `json:"state"`
+		Link  string `json:"link"`
+		Claim struct {
+			Version string `json:"version"`
+		} `json:"claims"`
+		Health struct {
+			Connected    bool       `json:"connected"`
+			Dispatchable bool       `json:"dispatchable"`
+			Detail       string     `json:"detail"`
+			LastSeen     *time.Time `json:"lastSeen"`
+			InFlight     int        `json:"inFlight"`
+			Limit        int        `json:"limit"`
+			Signals      struct {
+				Connection string `json:"connection"`
+				Heartbeat  string `json:"heartbeat"`
+			} `json:"signals"`
+		} `json:"health"`
+	}
+	return group("runner", "runners of the tenant",
+		command("list", "list the runners; name and version are their own statements", "", nil, func(c *cli.Context) error {
+			var raw []json.RawMessage
+			if err := get(c, chosen, "/api/runners", &raw); err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				return printJSON(c.App.Writer, raw)
+			}
+			rows := make([]runner, len(raw))
+			for i, b := range raw {
+				if err := json.Unmarshal(b, &rows[i]); err != nil {
+					return fmt.Errorf("read the list: %w", err)
+				}
+			}
+			return show(c, rows, []string{"ID", "NAME", "STATE", "LINK", "TAKES WORK", "WORKS", "LINK/HEARTBEAT", "LAST SEEN", "VERSION"}, func(r runner) []any {
+				takes := "yes"
+				if !r.Health.Dispatchable {
+					takes = "no: " + r.Health.Detail
+				}
+				return []any{
+					r.ID, r.Name, r.State, r.Link, takes, fmt.Sprintf("%d/%d", r.Health.InFlight, r.Health.Limit),
+					r.Health.Signals.Connection + "/" + r.Health.Signals.Heartbeat, ago(r.Health.LastSeen, time.Now()), r.Claim.Version,
+				}
+			})
+		}),
+		command("release", "free a runner id for another service-account key (ORG_ADMIN)", "ID", nil, func(c *cli.Context) error {
+			id, err := oneArg(c, "ID")
+			if err != nil {
+				return err
+			}
+			if err := do(c, http.MethodPost, "/api/runners/"+url.PathEscape(id)+"/release", nil, nil); err != nil {
+				return err
+			}
+			return say(c, map[string]string{"released": id}, "the id %s is free: the next key that says hello with it holds it", id)
+		}),
+	)
+}
+
+func auditCommand() *cli.Command {
+	type event struct {
+		At      time.Time         `json:"at"`
+		Actor   string            `json:"actor"`
+		Action  string            `json:"action"`
+		Subject string            `json:"subject"`
+		Outcome string            `json:"outcome"`
+		Details map[string]string `json:"details"`
+	}
+	return group("audit", "the tenant's audit (ORG_ADMIN only)",
+		command("list", "list the newest events, newest last", "", []cli.Flag{
+			&cli.IntFlag{Name: "limit", Value: 100, Usage: "events at most (1-1000)"},
+		}, func(c *cli.Context) error {
+			path := fmt.Sprintf("/api/audit?limit=%d", c.Int("limit"))
+			if c.Bool("json") {
+				var raw []json.RawMessage
+				if err := get(c, chosen, path, &raw); err != nil {
+					return err
+				}
+				return printJSON(c.App.Writer, raw)
+			}
+			var rows []event
+			if err := get(c, chosen, path, &rows); err != nil {
+				return err
+			}
+			return show(c, rows, []string{"AT", "WHO", "WHAT", "OF", "OUTCOME"}, func(e event) []any {
+				return []any{e.At.Format(time.DateTime), e.Actor, e.Action, e.Subject, e.Outcome}
+			})
+		}),
+	)
+}
+
+// connectAs is a client for the server that which chooses.
+func connectAs(c *cli.Context, which func(*cli.Context) (endpoint, error)) (endpoint, *client, error) {
+	s, err := which(c)
+	if err != nil {
+		return s, nil, err
+	}
+	api, err := newClient(s)
+	return s, api, err
+}
+
+func get(c *cli.Context, which func(*cli.Context) (endpoint, error), path string, out any) error {
+	if err := noArgs(c); err != nil {
+		return err
+	}
+	_, api, err := connectAs(c, which)
+	if err != nil {
+		return err
+	}
+	return api.call(c.Context, http.MethodGet, path, nil, out)
+}
+
+func do(c *cli.Context, method, path string, body, out any) error {
+	_, api, err := connectAs(c, chosen)
+	if err != nil {
+		return err
+	}
+	return api.call(c.Context, method, path, body, out)
+}

@@ -1,0 +1,152 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// client calls the HTTP API of one server.
+type client struct {
+	base  *url.URL
+	token string
+	http  *http.Client
+}
+
+func newClient(s endpoint) (*client, error) {
+	base, err := url.Parse(s.URL)
+	if err != nil || base.Host == "" || base.Scheme != "http" && base.Scheme != "https" {
+		return nil, usagef("%q is not the URL of a control plane (https://host:port)", s.URL)
+	}
+	if host := base.Hostname(); base.Scheme == "http" && host != "localhost" && !net.ParseIP(host).IsLoopback() {
+		return nil, usagef("%s is in the clear beyond this host, and would show the token: use https", s.URL)
+	}
+	transport := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
+		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, TLSHandshakeTimeout: 10 * time.Second,
+	}
+	if s.CA != "" {
+		pem, err := os.ReadFile(s.CA)
+		if err != nil {
+			return nil, usagef("the CA file can't be read: %v", err)
+		}
+		pool, err := x509.SystemCertPool()
+		if err != nil {
+			pool = x509.NewCertPool()
+		}
+		if !pool.AppendCertsFromPEM(pem) {
+			return nil, usagef("%s holds no PEM certificate", s.CA)
+		}
+		transport.TLSClientConfig.RootCAs = pool
+	}
+	return &client{base: base, token: s.Token, http: &http.Client{
+		Transport:     transport,
+		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // never hand the token on
+	}}, nil
+}
+
+// call sends body, if any, as JSON and reads the answer into out, if any.
+func (c *client) call(ctx context.Context, method, path string, body, out any) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	resp, err := c.send(ctx, method, path, body, "application/json")
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if out == nil {
+		return nil
+	}
+	if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
+		return fmt.Errorf("read the answer of %s: %w", c.base.Host, err)
+	}
+	return nil
+}
+
+// send returns the response of a call that succeeded; its body is the caller's to close.
+func (c *client) send(ctx context.Context, method, path string, body any, accept string) (*http.Response, error) {
+	var reader io.Reader
+	if body != nil {
+		b, err := json.Marshal(body)
+		if err != nil {
+			return nil, err
+		}
+		reader = bytes.NewReader(b)
+	}
+	path, query, _ := strings.Cut(path, "?")
+	target := c.base.JoinPath(path)
+	target.RawQuery = query
+	req, err := http.NewRequestWithContext(ctx, method, target.String(), reader)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("Authorization", "Bearer "+c.token)
+	req.Header.Set("Accept", accept)
+	if body != nil {
+		req.Header.Set("Content-Type", "application/json")
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.unreachable(ctx, err)
+	}
+	if resp.StatusCode < 300 {
+		return resp, nil
+	}
+	defer resp.Body.Close()
+	return nil, problem(resp)
+}
+
+func (c *client) unreachable(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	var unknown x509.UnknownAuthorityError
+	if errors.As(err, &unknown) {
+		return schemas.Wrap(schemas.CodeFailed, err, "the certificate of "+c.base.Host+" is not trusted").WithHint("set RUNINK_CA to the PEM file of its CA")
+	}
+	var op *url.Error
+	if errors.As(err, &op) {
+		err = op.Err
+	}
+	return schemas.Wrap(schemas.CodeFailed, err, "the control plane at "+c.base.Host+" can't be reached").
+		WithHint("is it running? `runink up` starts a local one")
+}
+
+// problem turns an answer that is not a success into its error.
+func problem(resp *http.Response) error {
+	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if resp.StatusCode == http.StatusUnauthorized {
+		return schemas.Errorf(schemas.CodeUnauthorized, "the token is not valid here").
+			WithHint("it may have expired or been replaced: ask an admin for a new one, or look at `runink context list`")
+	}
+	var p struct {
+		Code   schemas.Code `json:"code"`
+		Detail string       `json:"detail"`
+		Hint   string       `json:"hint"`
+		Errors []struct {
+			Message  string `json:"message"`
+			Location string `json:"location"`
+		} `json:"errors"`
+	}
+	if err := json.Unmarshal(b, &p); err != nil || p.Code == "" {
+		return schemas.Errorf(schemas.CodeFailed, "the server answered %s", resp.Status).WithHint("is this the URL of a control plane?")
+	}
+	text := p.Detail
+	for _, e := range p.Errors {
+		text += strings.TrimRight("; "+e.Location+": "+e.Message, ": ")
+	}
+	return (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint)
+}

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// contexts is the context file: where servers are, and the tokens for them. It is mode 0600.
+type contexts struct {
+	Current  string              `json:"current"`
+	Contexts map[string]endpoint `json:"contexts"`
+}
+
+// endpoint is one context.
+type endpoint struct {
+	URL   string `json:"url"`
+	Token string `json:"token"`
+	CA    string `json:"ca,omitempty"` // PEM file
+	// What the local stack knows beside: for the operator's commands and for `runink nats context`.
+	DataDir string `json:"dataDir,omitempty"`
+	NATS    string `json:"nats,omitempty"`
+	NATSCA  string `json:"natsCA,omitempty"`
+}
+
+func contextFile() (string, error) {
+	dir, err := os.UserConfigDir()
+	if err != nil {
+		return "", schemas.Errorf(schemas.CodeInvalid, "no folder for the context file: %w", err).WithHint("set HOME or XDG_CONFIG_HOME")
+	}
+	return filepath.Join(dir, "runink", "context.json"), nil
+}
+
+func loadContexts() (contexts, error) {
+	all := contexts{Contexts: map[string]endpoint{}}
+	file, err := contextFile()
+	if err != nil {
+		return all, err
+	}
+	info, err := os.Stat(file)
+	if errors.Is(err, os.ErrNotExist) {
+		return all, nil
+	}
+	if err != nil {
+		return all, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return all, schemas.Errorf(schemas.CodeInvalid, "the context file %s is open to others (mode %04o), and it holds tokens", file, info.Mode().Perm()).
+			WithHint("chmod 600 " + file)
+	}
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return all, err
+	}
+	if err := json.Unmarshal(b, &all); err != nil {
+		return all, schemas.Wrap(schemas.CodeInvalid, err, fmt.Sprintf("the context file %s is damaged", file)).WithHint("mend it, or move it away")
+	}
+	if all.Contexts == nil {
+		all.Contexts = map[string]endpoint{}
+	}
+	return all, nil
+}
+
+// save replaces the file in one step.
+func (c contexts) save() error {
+	file, err := contextFile()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+		return err
+	}
+	b, err := json.MarshalIndent(c, "", "  ")
+	if err != nil {
+		return err
+	}
+	return writePrivate(file, append(b, '\n'))
+}
+
+// writePrivate writes a file of mode 0600 in one step.
+func writePrivate(file string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Close()); err == nil {
+		err = os.Rename(f.Name(), file)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}
+
+func saveContext(name string, s endpoint, current bool) error {
+	all, err := loadContexts()
+	if err != nil {
+		return err
+	}
+	all.Contexts[name] = s
+	if current || all.Current == "" {
+		all.Current = name
+	}
+	return all.save()
+}
+
+// chosen is the server that a command talks to: the environment first, else --context, else the current context.
+func chosen(c *cli.Context) (endpoint, error) {
+	s, err := namedContext(c.String("context"))
+	env := endpoint{URL: os.Getenv("RUNINK_URL"), Token: os.Getenv("RUNINK_TOKEN"), CA: os.Getenv("RUNINK_CA")}
+	if env.URL != "" {
+		// A token goes to the server that it is for, never to one that was named beside it by chance.
+		if env.Token == "" {
+			return endpoint{}, usagef("RUNINK_URL is set and RUNINK_TOKEN is not: set both")
+		}
+		return env, nil
+	}
+	if err != nil {
+		return endpoint{}, err
+	}
+	s.Token, s.CA = cmp.Or(env.Token, s.Token), cmp.Or(env.CA, s.CA)
+	return s, nil
+}
+
+func namedContext(name string) (endpoint, error) {
+	all, err := loadContexts()
+	if err != nil {
+		return endpoint{}, err
+	}
+	if name == "" {
+		name = all.Current
+	}
+	if name == "" {
+		return endpoint{}, &exitError{2, schemas.Errorf(schemas.CodeInvalid, "no server is known yet").
+			WithHint("start one with `runink up`, or set RUNINK_URL and RUNINK_TOKEN")}
+	}
+	s, ok := all.Contexts[name]
+	if !ok {
+		return endpoint{}, usagef("no context is named %q: there are %s", name, cmp.Or(strings.Join(slices.Sorted(maps.Keys(all.Contexts)), ", "), "none"))
+	}
+	return s, nil
+}
+
+// operatorServer is chosen with the operator's token from the data folder of a local stack, unless RUNINK_TOKEN names one.
+func operatorServer(c *cli.Context) (endpoint, error) {
+	s, err := chosen(c)
+	if err != nil || os.Getenv("RUNINK_TOKEN") != "" {
+		return s, err
+	}
+	if s.DataDir == "" {
+		return s, usagef("this needs the platform operator's token, which is in the control plane's data folder (operator.token): set RUNINK_TOKEN to it")
+	}
+	b, err := os.ReadFile(filepath.Join(s.DataDir, "operator.token"))
+	if err != nil {
+		return s, schemas.Wrap(schemas.CodeForbidden, err, "the operator's token can't be read").WithHint("run this as the user who runs the control plane")
+	}
+	s.Token = strings.TrimSpace(string(b))
+	return s, nil
+}
+
+func contextCommand() *cli.Command {
+	return group("context", "servers and tokens that this user knows",
+		command("list", "list the contexts", "", nil, func(c *cli.Context) error {
+			all, err := loadContexts()
+			if err != nil {
+				return err
+			}
+			type row struct {
+				Name    string `json:"name"`
+				URL     string `json:"url"`
+				Current bool   `json:"current"`
+			}
+			rows := []row{}
+			for _, name := range slices.Sorted(maps.Keys(all.Contexts)) {
+				rows = append(rows, row{name, all.Contexts[name].URL, name == all.Current})
+			}
+			return show(c, rows, []string{"", "NAME", "URL"}, func(r row) []any {
+				mark := ""
+				if r.Current {
+					mark = "*"
+				}
+				return []any{mark, r.Name, r.URL}
+			})
+		}),
+		command("use", "make a context the current one", "NAME", nil, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			if _, err := namedContext(name); err != nil {
+				return err
+			}
+			all, err := loadContexts()
+			if err != nil {
+				return err
+			}
+			all.Current = name
+			if err := all.save(); err != nil {
+				return err
+			}
+			return say(c, map[string]string{"current": name}, "the current context is %s", name)
+		}),
+	)
+}

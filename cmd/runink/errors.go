@@ -1,0 +1,86 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/schemas"
+)
+
+// exitError gives an error the status that the process ends with.
+type exitError struct {
+	code int
+	err  error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &exitError{process.ExitUsage, schemas.Errorf("usage", format, args...)}
+}
+
+func onUsage(_ *cli.Context, err error, _ bool) error { return usagef("%s", err) }
+
+// report prints err and returns the exit status: the one that it carries, else the one of its code.
+func report(w io.Writer, err error, asJSON bool) int {
+	if err == nil {
+		return process.ExitDone
+	}
+	status := statusOf(err)
+	if !asJSON {
+		fmt.Fprintln(w, "runink: "+process.Text(err))
+		return status
+	}
+	var e *schemas.Error
+	if !errors.As(err, &e) {
+		e = &schemas.Error{Code: schemas.CodeFailed, Message: err.Error()}
+	}
+	var body struct {
+		Error struct {
+			Code    schemas.Code `json:"code"`
+			Message string       `json:"message"`
+			Hint    string       `json:"hint"`
+		} `json:"error"`
+	}
+	body.Error.Code, body.Error.Message, body.Error.Hint = e.Code, e.Message, e.Hint
+	encoder := json.NewEncoder(w)
+	encoder.SetEscapeHTML(false)
+	_ = encoder.Encode(body)
+	return status
+}
+
+func statusOf(err error) int {
+	var exit *exitError
+	if errors.As(err, &exit) {
+		return exit.code
+	}
+	var agent *runner.ExitError
+	if errors.As(err, &agent) {
+		return agent.Code
+	}
+	switch schemas.CodeOf(err) {
+	case schemas.CodeOutcomeUnknown:
+		return process.ExitUnknown
+	case schemas.CodeNoRunner, schemas.CodeRunnerUnknown, schemas.CodeRunnerRevoked, schemas.CodeRunnerOffline, schemas.CodeRunnerBusy,
+		schemas.CodeUnauthorized, schemas.CodeForbidden, schemas.CodeInvalid, schemas.CodeConflict, schemas.CodeNotFound, schemas.CodeLimit,
+		schemas.CodeReadOnly, schemas.CodeBadSource:
+		return process.ExitRefused
+	}
+	return process.ExitFailed
+}
+
+// wantsJSON looks for --json where the flags could not even be parsed.
+func wantsJSON(args []string) bool {
+	if i := slices.Index(args, "--"); i >= 0 {
+		args = args[:i]
+	}
+	return slices.ContainsFunc(args, func(a string) bool { return a == "--json" || a == "-json" || a == "--json=true" })
+}

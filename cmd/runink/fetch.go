@@ -1,0 +1,279 @@
+package main
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// fetchBody is the request of POST /api/fetches.
+type fetchBody struct {
+	RunnerID string            `json:"runnerId,omitempty"`
+	Source   *sourceBody       `json:"source,omitempty"`
+	Secrets  map[string]string `json:"secrets,omitempty"`
+	Query    string            `json:"query,omitempty"`
+	MaxRows  int64             `json:"maxRows,omitempty"`
+	MaxBytes int64             `json:"maxBytes,omitempty"`
+	Timeout  string            `json:"timeout,omitempty"`
+}
+
+type sourceBody struct {
+	Kind     string            `json:"kind"`
+	Settings map[string]string `json:"settings,omitempty"`
+}
+
+// The lines of a result in NDJSON.
+type (
+	acceptedLine struct {
+		DispatchID string    `json:"dispatchId"`
+		TenantID   string    `json:"tenantId"`
+		RunnerID   string    `json:"runnerId"`
+		RunnerPID  int64     `json:"runnerPid"`
+		At         time.Time `json:"at"`
+	}
+	progressLine struct {
+		Phase   string `json:"phase"`
+		Message string `json:"message"`
+		Rows    int64  `json:"rows"`
+		Bytes   int64  `json:"bytes"`
+	}
+	column struct {
+		Name string `json:"name"`
+		Type string `json:"type"`
+	}
+	noticeLine struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	}
+	resultLine struct {
+		DispatchID string       `json:"dispatchId"`
+		Outcome    string       `json:"outcome"`
+		RunnerID   string       `json:"runnerId"`
+		RunnerPID  int64        `json:"runnerPid"`
+		Rows       int64        `json:"rows"`
+		Bytes      int64        `json:"bytes"`
+		WireBytes  int64        `json:"wireBytes"`
+		ElapsedMs  int64        `json:"elapsedMs"`
+		Phases     []phaseLine  `json:"phases"`
+		Notices    []noticeLine `json:"notices,omitempty"`
+	}
+	errorLine struct {
+		DispatchID string       `json:"dispatchId"`
+		Outcome    string       `json:"outcome"`
+		Code       schemas.Code `json:"code"`
+		Message    string       `json:"message"`
+		Hint       string       `json:"hint"`
+	}
+)
+
+// rowSink takes the rows of a result one by one. A row is a JSON object whose keys are in the order of the columns.
+type rowSink interface {
+	columns([]column) error
+	row(json.RawMessage) error
+	end() error
+}
+
+// progressSink shows where a fetch stands.
+type progressSink interface {
+	accepted(acceptedLine)
+	progress(progressLine)
+	stop()
+}
+
+// fetch is one call of POST /api/fetches.
+type fetch struct {
+	api      *client
+	body     fetchBody
+	rows     rowSink
+	progress progressSink
+	accepted acceptedLine
+	notices  []noticeLine
+}
+
+// cancelWait is how long a cancelled fetch may take to say how it ended.
+const cancelWait = 15 * time.Second
+
+// stream runs the fetch and hands its lines to the sinks. When ctx ends it asks the server to cancel and waits for the outcome.
+func (f *fetch) stream(ctx context.Context) (resultLine, error) {
+	defer f.progress.stop()
+	// The request outlives ctx: after Ctrl-C the outcome still comes on it.
+	call, hangUp := context.WithCancel(context.WithoutCancel(ctx))
+	defer hangUp()
+	opened := make(chan string, 1)
+	release := context.AfterFunc(ctx, func() {
+		select {
+		case id := <-opened:
+			wait, cancel := context.WithTimeout(call, cancelWait)
+			defer cancel()
+			if f.api.call(wait, http.MethodDelete, "/api/fetches/"+id, nil, nil) == nil {
+				<-wait.Done() // the last line comes meanwhile, and ends call
+			}
+		default: // nothing was accepted yet: a closed connection cancels as well
+		}
+		hangUp()
+	})
+	defer release()
+
+	resp, err := f.api.send(call, http.MethodPost, "/api/fetches", f.body, "application/x-ndjson")
+	if err != nil {
+		if ctx.Err() != nil {
+			return resultLine{}, cancelled()
+		}
+		return resultLine{}, err
+	}
+	defer resp.Body.Close()
+	opened <- resp.Header.Get("Runbus-Dispatch-Id")
+	result, err := f.read(resp.Body)
+	if err != nil && ctx.Err() != nil && schemas.CodeOf(err) == schemas.CodeFailed {
+		return result, cancelled()
+	}
+	return result, err
+}
+
+func cancelled() error {
+	return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
+}
+
+// read takes the lines until the last one.
+func (f *fetch) read(body io.Reader) (resultLine, error) {
+	lines := bufio.NewReaderSize(body, 64<<10)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if len(bytes.TrimSpace(line)) == 0 && err != nil {
+			if errors.Is(err, io.EOF) {
+				err = io.ErrUnexpectedEOF
+			}
+			return resultLine{}, (&schemas.Error{Code: schemas.CodeOutcomeUnknown, Message: "the connection to the control plane was cut before the outcome", Cause: err}).
+				WithHint("the fetch is cancelled if the control plane lives; look at `runink audit list`")
+		}
+		var head struct {
+			Type string          `json:"type"`
+			Row  json.RawMessage `json:"row"`
+		}
+		if err := json.Unmarshal(line, &head); err != nil {
+			return resultLine{}, fmt.Errorf("a line of the result is damaged: %w", err)
+		}
+		done, result, err := f.take(head.Type, head.Row, line)
+		if done || err != nil {
+			return result, err
+		}
+	}
+}
+
+// take handles one line; done tells that it was the last.
+func (f *fetch) take(kind string, row json.RawMessage, line []byte) (done bool, result resultLine, err error) {
+	switch kind {
+	case "accepted":
+		if err := json.Unmarshal(line, &f.accepted); err != nil {
+			return true, result, err
+		}
+		f.progress.accepted(f.accepted)
+	case "progress":
+		var p progressLine
+		if err := json.Unmarshal(line, &p); err != nil {
+			return true, result, err
+		}
+		f.progress.progress(p)
+	case "schema":
+		var s struct {
+			Columns []column `json:"columns"`
+		}
+		if err := json.Unmarshal(line, &s); err != nil {
+			return true, result, err
+		}
+		return false, result, f.rows.columns(s.Columns)
+	case "row":
+		return false, result, f.rows.row(row)
+	case "notice":
+		var n noticeLine
+		if err := json.Unmarshal(line, &n); err != nil {
+			return true, result, err
+		}
+		f.notices = append(f.notices, n)
+	case "result":
+		if err := json.Unmarshal(line, &result); err != nil {
+			return true, result, err
+		}
+		result.Notices = f.notices
+		return true, result, f.rows.end()
+	case "error":
+		var e errorLine
+		if err := json.Unmarshal(line, &e); err != nil {
+			return true, result, err
+		}
+		return true, resultLine{DispatchID: e.DispatchID, Outcome: e.Outcome}, outcomeError(e.Outcome, &schemas.Error{Code: e.Code, Message: e.Message, Hint: e.Hint})
+	}
+	return false, result, nil // a type of a later version
+}
+
+// outcomeError gives the error of an ended fetch the exit status of its outcome: what was refused is 3, whatever its code.
+func outcomeError(outcome string, err *schemas.Error) error {
+	switch outcome {
+	case "refused":
+		return &exitError{3, err}
+	case "outcome_unknown":
+		return &exitError{4, err}
+	case "failed", "cancelled", "deadline", "runner_lost":
+		return &exitError{1, err}
+	}
+	return err
+}
+
+// copyRaw runs the fetch in a format of rows alone (Arrow, CSV) and copies it to w. The outcome is in the trailers.
+func (f *fetch) copyRaw(ctx context.Context, accept string, w io.Writer) (resultLine, error) {
+	defer f.progress.stop()
+	resp, err := f.api.send(ctx, http.MethodPost, "/api/fetches", f.body, accept)
+	if err != nil {
+		if ctx.Err() != nil {
+			return resultLine{}, cancelled()
+		}
+		return resultLine{}, err
+	}
+	defer resp.Body.Close()
+	id := resp.Header.Get("Runbus-Dispatch-Id")
+	f.progress.accepted(acceptedLine{DispatchID: id})
+	n, err := io.Copy(w, &counted{r: resp.Body, tell: func(n int64) { f.progress.progress(progressLine{Phase: "streaming", Bytes: n}) }})
+	result := resultLine{DispatchID: id, Outcome: resp.Trailer.Get("Runbus-Outcome"), WireBytes: n}
+	if ctx.Err() != nil {
+		return result, cancelled()
+	}
+	if err != nil {
+		return result, fmt.Errorf("copy the result: %w", err)
+	}
+	if notices := resp.Trailer.Get("Runbus-Notices"); notices != "" {
+		if err := json.Unmarshal([]byte(notices), &result.Notices); err != nil {
+			return result, fmt.Errorf("the notices are damaged: %w", err)
+		}
+	}
+	if result.Outcome == "completed" {
+		return result, nil
+	}
+	var e errorLine
+	if err := json.Unmarshal([]byte(resp.Trailer.Get("Runbus-Error")), &e); err != nil {
+		return result, (&schemas.Error{Code: schemas.CodeOutcomeUnknown, Message: "the connection to the control plane was cut before the outcome"}).
+			WithHint("what was written is not the whole result")
+	}
+	return result, outcomeError(result.Outcome, &schemas.Error{Code: e.Code, Message: e.Message, Hint: e.Hint})
+}
+
+// counted tells how many bytes were read.
+type counted struct {
+	r    io.Reader
+	n    int64
+	tell func(int64)
+}
+
+func (c *counted) Read(p []byte) (int, error) {
+	n, err := c.r.Read(p)
+	c.n += int64(n)
+	c.tell(c.n)
+	return n, err
+}

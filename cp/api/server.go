@@ -1,0 +1,200 @@
+// Package api is the HTTP face of the control plane: it authenticates, decodes, makes one call, and writes the answer. The
+// OpenAPI document is generated from it (GET /openapi.json).
+package api
+
+import (
+	"context"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/org-runink/runbus/cp/audit"
+	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/cp/dispatch"
+	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/schemas"
+)
+
+// Check is one condition of readiness.
+type Check struct {
+	Name string
+	Ask  func() error // nil: it holds
+}
+
+// Deps are the parts behind the API; all but Log are required.
+type Deps struct {
+	Auth     *auth.Auth
+	Registry *registry.Registry
+	Dispatch *dispatch.Dispatcher
+	Audit    *audit.Log
+	Metrics  prometheus.Gatherer
+	Checks   []Check
+	// Alive fails when the process should be restarted; nil means always alive.
+	Alive   func() error
+	Version string
+	Log     *slog.Logger
+}
+
+type server struct{ Deps }
+
+var useProblems sync.Once // huma's error constructor is a variable of its package
+
+// New is the handler of the whole API. Safe for concurrent use.
+func New(d Deps) http.Handler {
+	useProblems.Do(func() { huma.NewError = humaProblem })
+	if d.Log == nil {
+		d.Log = slog.Default()
+	}
+	s := &server{d}
+	mux := http.NewServeMux()
+	config := huma.DefaultConfig("Runbus", d.Version)
+	config.Info.Description = "Dispatch data fetches to runners inside private networks. Every call but the health checks needs `Authorization: Bearer rst1.…`."
+	config.DocsPath, config.SchemasPath = "", ""
+	config.OpenAPIPath = "/openapi"
+	config.CreateHooks = nil // no $schema links in bodies
+	config.Components.SecuritySchemes = map[string]*huma.SecurityScheme{
+		"session": {Type: "http", Scheme: "bearer", Description: "Session token (rst1.…) of a person or of the platform's operator"},
+	}
+	api := humago.New(mux, config)
+	api.UseMiddleware(s.authenticate)
+	s.operations(api)
+
+	mux.HandleFunc("GET /livez", s.livez)
+	mux.HandleFunc("GET /readyz", s.readyz)
+	mux.Handle("GET /metrics", promhttp.HandlerFor(d.Metrics, promhttp.HandlerOpts{}))
+	return hardened(mux)
+}
+
+// operations registers every operation with its errors and its place in the OpenAPI document.
+func (s *server) operations(api huma.API) {
+	register(api, http.MethodPost, "/api/fetches", "runFetch", "Run a fetch on a runner and stream its result", "fetches", s.runFetch, streamDocs)
+	register(api, http.MethodGet, "/api/fetches/running", "listRunningFetches", "Fetches that run on this replica", "fetches", s.listRunning)
+	register(api, http.MethodDelete, "/api/fetches/{dispatchId}", "cancelFetch", "Cancel a running fetch", "fetches", s.cancelFetch)
+	register(api, http.MethodGet, "/api/runners", "listRunners", "Runners of the tenant", "runners", s.listRunners)
+	register(api, http.MethodPost, "/api/runners/{id}/release", "releaseRunner", "Free a runner id for another service-account key", "runners", s.releaseRunner)
+	register(api, http.MethodGet, "/api/service-account-keys", "listKeys", "Service-account keys of the tenant", "keys", s.listKeys)
+	register(api, http.MethodPost, "/api/service-account-keys", "generateServiceAccountKey", "Mint a service-account key; its token is shown once", "keys", s.mintKey, created)
+	register(api, http.MethodDelete, "/api/service-account-keys/{id}", "revokeKey", "Revoke a key; a live runner of it is cut", "keys", s.revokeKey)
+	register(api, http.MethodGet, "/api/tenants", "listTenants", "Tenants of the platform (operator)", "tenants", s.listTenants)
+	register(api, http.MethodPost, "/api/tenants", "createTenant", "Create a tenant (operator); its first admin's token is shown once", "tenants", s.createTenant, created)
+	register(api, http.MethodGet, "/api/people", "listPeople", "People of the tenant", "people", s.listPeople)
+	register(api, http.MethodPost, "/api/people", "createPerson", "Create a person; the session token is shown once", "people", s.createPerson, created)
+	register(api, http.MethodDelete, "/api/people/{name}", "removePerson", "Remove a person; their sessions end", "people", s.removePerson)
+	register(api, http.MethodGet, "/api/session", "getSession", "Whose session this is", "people", s.getSession)
+	register(api, http.MethodGet, "/api/audit", "listAudit", "Audit events of the tenant (ORG_ADMIN)", "audit", s.listAudit)
+}
+
+func register[I, O any](api huma.API, method, path, id, summary, tag string, handler func(context.Context, *I) (*O, error), more ...func(*huma.Operation)) {
+	op := huma.Operation{
+		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
+		Security: []map[string][]string{{"session": {}}},
+		Errors:   []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusServiceUnavailable},
+	}
+	for _, change := range more {
+		change(&op)
+	}
+	huma.Register(api, op, handler)
+}
+
+func created(op *huma.Operation) { op.DefaultStatus = http.StatusCreated }
+
+// streamDocs describes the answer of a fetch, which huma can't see: it is written by hand, line by line.
+func streamDocs(op *huma.Operation) {
+	op.Errors = append(op.Errors, http.StatusNotAcceptable, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusGatewayTimeout)
+	text := func(description string) *huma.MediaType {
+		return &huma.MediaType{Schema: &huma.Schema{Type: "string", Description: description}}
+	}
+	op.Responses = map[string]*huma.Response{"200": {
+		Description: "The result. A fetch that ends before its first byte is answered with problem JSON and a status of its own.",
+		Headers: map[string]*huma.Param{
+			"Runbus-Dispatch-Id": {Description: "Id of the dispatch, for DELETE /api/fetches/{dispatchId} and the audit", Schema: &huma.Schema{Type: "string"}},
+		},
+		Content: map[string]*huma.MediaType{
+			mediaNDJSON: text("One JSON object a line; `type` is accepted, progress, schema, row (the row under `row`), notice, and last result or error"),
+			mediaArrow:  text("Arrow IPC stream, zstd; the outcome is in the trailers Runbus-Outcome, Runbus-Error and Runbus-Notices"),
+			mediaCSV:    text("Header and records; NULL is an empty field; the outcome is in the trailers as for Arrow"),
+		},
+	}}
+}
+
+type principalKey struct{}
+
+// authenticate lets nobody past without a session.
+func (s *server) authenticate(ctx huma.Context, next func(huma.Context)) {
+	token, ok := strings.CutPrefix(ctx.Header("Authorization"), "Bearer ")
+	if ok {
+		p, err := s.Auth.Authenticate(strings.TrimSpace(token))
+		if err == nil {
+			next(huma.WithValue(ctx, principalKey{}, p))
+			return
+		}
+		s.Log.Debug("authentication failed", "error", err)
+	}
+	_, w := humago.Unwrap(ctx)
+	if err := writeUnauthorized(w); err != nil {
+		s.Log.Debug("answer not written", "error", err)
+	}
+}
+
+// principal is who authenticate let in.
+func principal(ctx context.Context) auth.Principal {
+	p, _ := ctx.Value(principalKey{}).(auth.Principal)
+	return p
+}
+
+// hardened sets the headers that every answer has.
+func hardened(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Content-Type-Options", "nosniff")
+		h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// Readiness is the body of /livez and /readyz.
+type Readiness struct {
+	Status string            `json:"status"` // `ready`, `not_ready`, or for /livez `alive`, `not_alive`
+	Checks map[string]string `json:"checks,omitempty"`
+}
+
+func (s *server) livez(w http.ResponseWriter, _ *http.Request) {
+	body, status := Readiness{Status: "alive"}, http.StatusOK
+	if s.Alive != nil {
+		if err := s.Alive(); err != nil {
+			s.Log.Error("not alive", "error", err)
+			body.Status, status = "not_alive", http.StatusServiceUnavailable
+		}
+	}
+	writeJSON(w, status, body)
+}
+
+func (s *server) readyz(w http.ResponseWriter, _ *http.Request) {
+	body, status := Readiness{Status: "ready", Checks: map[string]string{}}, http.StatusOK
+	for _, check := range s.Checks {
+		body.Checks[check.Name] = "ok"
+		if err := check.Ask(); err != nil {
+			s.Log.Debug("not ready", "check", check.Name, "error", err)
+			body.Checks[check.Name] = schemas.ToDetail(err).GetMessage()
+			body.Status, status = "not_ready", http.StatusServiceUnavailable
+		}
+	}
+	writeJSON(w, status, body)
+}
+
+// ServerOf is an http.Server for the handler with the timeouts of a public service. A fetch lifts them for itself.
+func ServerOf(handler http.Handler, log *slog.Logger) *http.Server {
+	return &http.Server{
+		Handler: handler, ReadHeaderTimeout: 10 * time.Second, ReadTimeout: 30 * time.Second,
+		WriteTimeout: 60 * time.Second, IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
+		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
+	}
+}

@@ -1,0 +1,106 @@
+package cp
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"syscall"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// dataDir is the folder that one control plane at a time works in.
+type dataDir struct {
+	path string
+	lock *os.File
+}
+
+// The files in the data folder, beside what JetStream and the certificates keep.
+const (
+	fileLock        = "lock"
+	fileKeys        = "bus-keys.json"
+	fileInitialised = "initialised"
+	fileOperator    = "operator.token"
+	fileLocalAdmin  = "local-admin.token"
+	fileOpsSeed     = "ops.nk"
+	fileOpsSysSeed  = "ops-sys.nk"
+	dirStore        = "jetstream"
+	dirTLS          = "tls"
+)
+
+// openDataDir makes the folder when it is missing and locks it. A folder that can't be written, is open to others, or is in
+// use is an error that says so.
+func openDataDir(path string) (*dataDir, error) {
+	path, err := filepath.Abs(path)
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(path, 0o700); err != nil {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the data folder %s can't be made: %w", path, reason(err)).
+			WithHint("choose another one with --data-dir, or make it for this user")
+	}
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if info.Mode().Perm()&0o077 != 0 {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the data folder %s is open to others (mode %04o), and it holds keys", path, info.Mode().Perm()).
+			WithHint("chmod 700 " + path)
+	}
+	lock, err := os.OpenFile(filepath.Join(path, fileLock), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the data folder %s can't be written: %w", path, reason(err)).
+			WithHint("choose another one with --data-dir, or give it to this user")
+	}
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		_ = lock.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, schemas.Errorf(schemas.CodeConflict, "the data folder %s is in use by another control plane", path).
+				WithHint("stop it first, or choose another folder with --data-dir")
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	return &dataDir{path: path, lock: lock}, nil
+}
+
+// reason is what is wrong without the path, which the message has already.
+func reason(err error) error {
+	var path *os.PathError
+	if errors.As(err, &path) {
+		return path.Err
+	}
+	return err
+}
+
+func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
+
+// fresh reports whether the folder was never initialised: only then may security buckets be created.
+func (d *dataDir) fresh() (bool, error) {
+	_, err := os.Stat(d.file(fileInitialised))
+	if errors.Is(err, os.ErrNotExist) {
+		return true, nil
+	}
+	return false, err
+}
+
+// initialised notes that the buckets are there.
+func (d *dataDir) initialised() error {
+	return writeFile(d.file(fileInitialised), []byte("The security buckets were created. A missing one is an alarm from now on.\n"))
+}
+
+func (d *dataDir) close() { _ = d.lock.Close() }
+
+// writeFile replaces a file of mode 0600 in one step.
+func writeFile(name string, content []byte) error {
+	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) //nolint:errcheck // gone after the rename
+	_, err = f.Write(content)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), name)
+}
