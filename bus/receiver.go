@@ -85,21 +85,27 @@ func (r *Receiver) Done(f Frame) {
 	}
 }
 
-// Close ends the stream. What the runner sends afterwards is late: dropped and counted, but acknowledged when the runner resumes
-// or sends its result, so that it can let go of it.
+// Close ends the stream. What came until then is acknowledged. What the runner sends afterwards is late: dropped and
+// counted, but acknowledged when the runner resumes or sends its result, so that it can let go of it.
 func (r *Receiver) Close() {
-	r.all.forget(r)
-	r.fail(ErrClosed)
+	last := r.fail(ErrClosed)
+	r.all.forget(r, last)
 }
 
-func (r *Receiver) fail(err error) {
+// fail ends the stream. It returns the credit for what was received and not acknowledged yet, nil if there is nothing; its
+// window is shut.
+func (r *Receiver) fail(err error) (last *runbusv1.RunnerWorkCredit) {
 	r.mu.Lock()
 	if r.err == nil {
 		r.err = err
+		if r.in.last > r.in.acked {
+			last = &runbusv1.RunnerWorkCredit{DispatchId: r.dispatch, Session: r.session, Acknowledged: r.in.last}
+		}
 		r.in.queue = nil
 	}
 	r.mu.Unlock()
 	r.nudge()
+	return last
 }
 
 func (r *Receiver) nudge() {

@@ -159,12 +159,15 @@ func (r *Receivers) share() (window int64, changed bool) {
 	return connectionWindow / int64(r.slots), r.slots != before
 }
 
-// forget takes a stream out and remembers its dispatch.
-func (r *Receivers) forget(one *Receiver) {
+// forget takes a stream out, remembers its dispatch, and sends its last credit, if any.
+func (r *Receivers) forget(one *Receiver, last *runbusv1.RunnerWorkCredit) {
 	r.mu.Lock()
 	if r.open[one.dispatch] != one {
 		r.mu.Unlock()
 		return
+	}
+	if last != nil {
+		r.owed[one.dispatch] = owedCredit{schemas.CreditSubject(one.ref, one.dispatch), last}
 	}
 	delete(r.open, one.dispatch)
 	r.reorder()
@@ -177,6 +180,7 @@ func (r *Receivers) forget(one *Receiver) {
 			other.resize(window)
 		}
 	}
+	r.stir()
 }
 
 // reorder makes the writer's list anew. The lock is held.
@@ -277,10 +281,10 @@ func (r *Receivers) write() {
 	defer close(r.stopped)
 	tick := time.NewTicker(r.timing.tick())
 	defer tick.Stop()
-	for {
+	for stop := false; !stop; {
 		select {
 		case <-r.stop:
-			return
+			stop = true // after what is owed
 		case <-r.wake:
 			runtime.Gosched() // one turn for others who are about to consume: one write for all
 		case <-tick.C:

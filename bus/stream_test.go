@@ -431,8 +431,12 @@ func TestClosedDispatchIsAcknowledged(t *testing.T) {
 
 	s, r = p.open("d2", 0)
 	send(t, s, &runbusv1.RunnerWorkAccepted{})
-	next[*runbusv1.RunnerWorkAccepted](t, r)
-	r.Close()
+	r.Done(next[*runbusv1.RunnerWorkAccepted](t, r))
+	r.Close() // right after Done, as a caller does that has the result
+	if err := s.Drain(within(t)); err != nil {
+		t.Fatal(err)
+	}
+	send(t, s, chunk([]byte("late")))
 	p.senders.Resume()
 	if err := s.Drain(within(t)); err != nil {
 		t.Fatal(err)

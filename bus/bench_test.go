@@ -1,0 +1,183 @@
+package bus_test
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// BenchmarkDispatch is the bus's part of small dispatches, a number of them in flight: assignment, accepted, a chunk, the result.
+// `stream` sends the frames by Senders and Receivers, numbered, acknowledged and written by one goroutine; `plain` publishes the
+// same frames from the goroutine of each work and loses what a cut loses.
+func BenchmarkDispatch(b *testing.B) {
+	server := bustest.Start(b)
+	for _, inFlight := range []int{1, 16, 64} {
+		for _, how := range []string{"plain", "stream"} {
+			b.Run(fmt.Sprintf("%s/in-flight=%d", how, inFlight), func(b *testing.B) {
+				l := newLoop(b, server, how == "stream")
+				ids := make(chan string)
+				ended := make(chan error, inFlight)
+				b.ResetTimer()
+				for range inFlight {
+					go func() {
+						var err error
+						for id := range ids {
+							if err == nil {
+								err = l.dispatch(b.Context(), id)
+							}
+						}
+						ended <- err
+					}()
+				}
+				for i := range b.N {
+					ids <- "d" + strconv.Itoa(i)
+				}
+				close(ids)
+				for range inFlight {
+					if err := <-ended; err != nil {
+						b.Error(err)
+					}
+				}
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "dispatches/s")
+				b.StopTimer()
+				l.close(b)
+			})
+		}
+	}
+}
+
+// loop is a runner that answers every assignment, and the replica that sends them.
+type loop struct {
+	stream    bool
+	runner    *bus.Conn
+	replica   *bus.Conn
+	senders   *bus.Senders
+	receivers *bus.Receivers
+	works     chan *nats.Msg
+	working   sync.WaitGroup
+	failed    chan error
+}
+
+func newLoop(b *testing.B, server *bustest.Bus, stream bool) *loop {
+	b.Helper()
+	l := &loop{
+		stream: stream, works: make(chan *nats.Msg, 1024), failed: make(chan error, 1),
+		runner:  bus.NewConn(server.RunnerConn(b, edge, nats.ReconnectBufSize(-1))),
+		replica: bus.NewConn(server.Conn(b, embedded.UserDispatch)),
+	}
+	var err error
+	if l.senders, err = bus.NewSenders(l.runner, edge); err != nil {
+		b.Fatal(err)
+	}
+	if l.receivers, err = bus.NewReceivers(l.replica); err != nil {
+		b.Fatal(err)
+	}
+	if _, err := l.runner.Subscribe(schemas.WorkSubject(edge, session), func(msg *nats.Msg) { l.works <- msg }); err != nil {
+		b.Fatal(err)
+	}
+	for range 64 {
+		l.working.Go(func() {
+			for msg := range l.works {
+				if err := l.work(msg); err != nil {
+					select {
+					case l.failed <- err:
+					default:
+					}
+				}
+			}
+		})
+	}
+	for _, c := range []*bus.Conn{l.runner, l.replica} {
+		if err := c.NATS().Flush(); err != nil {
+			b.Fatal(err)
+		}
+	}
+	return l
+}
+
+func (l *loop) close(b *testing.B) {
+	b.Helper()
+	close(l.works) // every dispatch has its result, so no more will come
+	l.working.Wait()
+	if err := l.senders.Close(); err != nil {
+		b.Error(err)
+	}
+	if err := l.receivers.Close(); err != nil {
+		b.Error(err)
+	}
+	l.runner.NATS().Close()
+	l.replica.NATS().Close()
+	select {
+	case err := <-l.failed:
+		b.Error(err)
+	default:
+	}
+}
+
+var rows = make([]byte, 1000)
+
+// work is the runner's part.
+func (l *loop) work(msg *nats.Msg) error {
+	a := &runbusv1.RunnerWorkAssignment{}
+	if err := bus.Decode(msg, a); err != nil {
+		return err
+	}
+	frames := []bus.Frame{
+		&runbusv1.RunnerWorkAccepted{DispatchId: a.DispatchId, Session: session, Seq: 1},
+		&runbusv1.RunnerWorkChunk{DispatchId: a.DispatchId, Session: session, Seq: 2, ArrowIpc: rows},
+		&runbusv1.RunnerWorkResult{DispatchId: a.DispatchId, Session: session, Seq: 3, Started: true},
+	}
+	if !l.stream {
+		ctl := schemas.ResultCtlSubject(edge, a.Replica, a.DispatchId)
+		data := schemas.ResultDataSubject(edge, a.Replica, a.DispatchId)
+		for i, subject := range []string{ctl, data, ctl} {
+			if err := l.runner.Publish(subject, frames[i]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	s := l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
+	defer s.Close()
+	for _, f := range frames {
+		if err := s.Send(ctx, f); err != nil {
+			return err
+		}
+	}
+	return s.Drain(ctx)
+}
+
+// dispatch is the replica's part.
+func (l *loop) dispatch(ctx context.Context, id string) error {
+	r := l.receivers.Open(edge, session, id, 0)
+	defer r.Close()
+	a := &runbusv1.RunnerWorkAssignment{DispatchId: id, Session: session, Replica: l.receivers.Replica(), WindowBytes: r.Window()}
+	if err := l.replica.PublishWithReply(schemas.WorkSubject(edge, session), r.ReplySubject(), a); err != nil {
+		return err
+	}
+	for {
+		f, err := r.Next(ctx)
+		if err != nil {
+			return err
+		}
+		if l.stream {
+			r.Done(f)
+		}
+		if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
+			return nil
+		}
+	}
+}
