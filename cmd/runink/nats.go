@@ -1,0 +1,94 @@
+package main
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// natsContext is a context file of the stock nats CLI.
+type natsContext struct {
+	Description string `json:"description"`
+	URL         string `json:"url"`
+	NKey        string `json:"nkey"` // path of the seed's file
+	CA          string `json:"ca,omitempty"`
+}
+
+func natsCommand() *cli.Command {
+	write := command("context", "write contexts for the stock nats CLI: runbus-ops (reads the bus) and runbus-sys (reads the servers)", "", []cli.Flag{
+		&cli.StringFlag{Name: "dir", Usage: "`DIR` of the nats CLI's contexts (default: nats/context in the user's config folder)"},
+		&cli.StringFlag{Name: "prefix", Value: "runbus", Usage: "begins the names"},
+	}, natsContexts)
+	write.Description = "The credentials stay in the control plane's data folder (0600); the contexts hold their paths. Both can look and change\nnothing."
+	return group("nats", "the stock nats CLI", write)
+}
+
+func natsContexts(c *cli.Context) error {
+	if err := noArgs(c); err != nil {
+		return err
+	}
+	s, err := chosen(c)
+	if err != nil {
+		return err
+	}
+	if s.DataDir == "" || s.NATS == "" {
+		return usagef("the context has no data folder: run this where the control plane runs, with the context that `runink up` wrote")
+	}
+	dir := c.String("dir")
+	if dir == "" {
+		base, err := natsConfigDir()
+		if err != nil {
+			return err
+		}
+		dir = filepath.Join(base, "nats", "context")
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return schemas.Errorf(schemas.CodeFailed, "the folder of the nats CLI's contexts can't be made: %w", err)
+	}
+	prefix := c.String("prefix")
+	if prefix == "" || strings.ContainsAny(prefix, `/\`) {
+		return usagef("--prefix %q is not a name", prefix)
+	}
+	type written struct {
+		Name string `json:"name"`
+		File string `json:"file"`
+		Use  string `json:"use"`
+	}
+	var out []written
+	for _, w := range []struct{ name, seed, text, use string }{
+		{prefix + "-ops", "ops.nk", "Runbus: read-only view of the bus", "nats --context " + prefix + "-ops sub 'runbus.v1.>' --translate 'runink decode'"},
+		{prefix + "-sys", "ops-sys.nk", "Runbus: read-only view of the servers", "nats --context " + prefix + "-sys server list"},
+	} {
+		seed := filepath.Join(s.DataDir, w.seed)
+		if _, err := os.Stat(seed); err != nil {
+			return schemas.Errorf(schemas.CodeForbidden, "the credential of ops can't be read: %w", err).WithHint("run this as the user who runs the control plane")
+		}
+		b, err := json.MarshalIndent(natsContext{Description: w.text, URL: s.NATS, NKey: seed, CA: s.NATSCA}, "", "  ")
+		if err != nil {
+			return err
+		}
+		file := filepath.Join(dir, w.name+".json")
+		if err := writePrivate(file, append(b, '\n')); err != nil {
+			return schemas.Errorf(schemas.CodeFailed, "the context can't be written: %w", err)
+		}
+		out = append(out, written{w.name, file, w.use})
+	}
+	return show(c, out, []string{"CONTEXT", "TRY"}, func(w written) []any { return []any{w.Name, w.Use} })
+}
+
+// natsConfigDir is where the nats CLI looks: XDG_CONFIG_HOME, else ~/.config, on every system.
+func natsConfigDir() (string, error) {
+	if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
+		return dir, nil
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return "", schemas.Errorf(schemas.CodeInvalid, "no folder for the contexts: %w", err).WithHint("name one with --dir")
+	}
+	return filepath.Join(home, ".config"), nil
+}
