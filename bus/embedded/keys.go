@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/nats-io/nkeys"
 
@@ -224,7 +225,12 @@ func syncDir(dir string) error {
 }
 
 // Public is the public key of a configured user; "" for an unknown one.
-func (k *Keys) Public(u User) string { return k.public(string(u)) }
+func (k *Keys) Public(u User) string {
+	if !slices.Contains(Users(), u) {
+		return ""
+	}
+	return k.public(string(u))
+}
 
 // Issuer signs what the callout answers.
 func (k *Keys) Issuer() nkeys.KeyPair { return k.pairs[keyIssuer] }

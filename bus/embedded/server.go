@@ -136,14 +136,13 @@ func reason(err error) string {
 // reconnects by itself, for as long as the server runs, after the server dropped it (slow consumer, kick). Options given
 // come after those set here. Shutdown closes the connection if the caller has not.
 func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
-	pair, ok := s.keys.pairs[string(u)]
-	if !ok || s.keys.Public(u) == "" {
+	if s.keys.Public(u) == "" {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "no user %q of the embedded server", u)
 	}
 	options := append([]nats.Option{
 		nats.InProcessServer(s.ns),
 		nats.Name("runbus/" + string(u)),
-		nats.Nkey(s.keys.Public(u), pair.Sign),
+		nats.Nkey(s.keys.Public(u), s.keys.pairs[string(u)].Sign),
 		nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(),
 	}, o...)
