@@ -140,10 +140,10 @@ func (r *Registry) start(ctx context.Context) (err error) {
 	if err := r.probe(ctx); err != nil {
 		return err
 	}
-	if r.knownView, err = r.known.Follow(r.life, r.knownChanged); err != nil {
+	if r.knownView, err = r.known.Follow(ctx, r.knownChanged); err != nil {
 		return err
 	}
-	if r.liveView, err = r.heartbeats.Follow(r.life, r.recordChanged); err != nil {
+	if r.liveView, err = r.heartbeats.Follow(ctx, r.recordChanged); err != nil {
 		return err
 	}
 	r.d.Auth.OnKeyRevoked(r.keyRevoked)

@@ -1,0 +1,270 @@
+package dispatch_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/cp/dispatch"
+	"github.com/org-runink/runbus/cp/registry"
+	rt "github.com/org-runink/runbus/cp/registry/registrytest"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	never    = runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
+	stopping = runbusv1.CancelState_CANCEL_STATE_STOPPING
+)
+
+// confirm has the runner answer cancel orders and end the work with the code of the order.
+func confirm(e *env, w func() *work) {
+	e.runner.OnCancel(func(c *runbusv1.CancelOrder) runbusv1.CancelState {
+		go w().fail(true, c.GetCode(), "stopped")
+		return stopping
+	})
+}
+
+// Whoever may cancel does, the runner confirms, and the work is given up (SPEC D12).
+func TestCancel(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	id := rt.Wait(t, "accepted", f.sink.accepted).DispatchID
+	confirm(e, func() *work { return w })
+	other := writer()
+	other.Tenant = rt.Other
+	reader := writer()
+	reader.Role = auth.RoleReader
+	for _, c := range []struct {
+		by   auth.Principal
+		id   string
+		code schemas.Code
+	}{{other, id, schemas.CodeNotFound}, {reader, id, schemas.CodeForbidden}, {writer(), "01ARZ3NDEKTSV4RRFFQ69G5FAV", schemas.CodeNotFound}} {
+		if err := e.d.Cancel(c.by, c.id); schemas.CodeOf(err) != c.code {
+			t.Errorf("cancel of %s by %s of %s: %v", c.id, c.by.Role, c.by.Tenant, err)
+		}
+	}
+	rt.Must(t, e.d.Cancel(writer(), id))
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCancelled, "cancelled", "the fetch was cancelled")
+	if o := e.runner.Order(t).GetCancel(); o.GetDispatchId() != id || o.GetCode() != "cancelled" {
+		t.Errorf("order = %v", o)
+	}
+	rt.Drain(t, w.Sender)
+	if err := e.d.Cancel(writer(), id); schemas.CodeOf(err) != schemas.CodeNotFound {
+		t.Errorf("cancel of an ended fetch: %v", err)
+	}
+}
+
+// A caller that goes away cancels, whether its context ends or it doesn't take what comes.
+func TestCallerGone(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	for _, how := range []string{"context", "sink"} {
+		f := e.start(t, request("edge-1"))
+		w := e.accept(t)
+		confirm(e, func() *work { return w })
+		rt.Wait(t, "accepted", f.sink.accepted)
+		if how == "context" {
+			f.stop()
+		} else {
+			f.sink.mu.Lock()
+			f.sink.refuse = errGone
+			f.sink.mu.Unlock()
+			w.chunks([]byte("x"))
+		}
+		wantOutcome(t, f.wait(t), dispatch.OutcomeCancelled, "cancelled", "the fetch was cancelled")
+		rt.Drain(t, w.Sender)
+	}
+}
+
+// A caller that blocks holds the runner back, and can't keep the cancel from reaching it.
+func TestStuckCaller(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	id := rt.Wait(t, "accepted", f.sink.accepted).DispatchID
+	hold := make(chan struct{})
+	f.sink.mu.Lock()
+	f.sink.hold = hold
+	f.sink.mu.Unlock()
+	w.chunks([]byte("x"), []byte("y"))
+	rt.Wait(t, "the first chunk", f.sink.chunk)
+	confirm(e, func() *work { return w })
+	rt.Must(t, e.d.Cancel(writer(), id))
+	if o := e.runner.Order(t).GetCancel(); o.GetDispatchId() != id {
+		t.Errorf("order = %v", o)
+	}
+	rt.Drain(t, w.Sender)
+	select {
+	case o := <-f.done:
+		t.Errorf("it returned while its sink was being called: %+v", o)
+	default:
+	}
+	close(hold)
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCancelled, "cancelled", "")
+	if n := len(f.sink.chunk); n != 0 {
+		t.Errorf("the sink got %d more chunks after the cancel", n)
+	}
+}
+
+// Out of time: a runner that confirms ends it as deadline, one that doesn't leaves it unknown, with the literal text (SPEC D4).
+func TestDeadline(t *testing.T) {
+	e := newEnv(t, func(d *dispatch.Deps) { d.Timeout = 300 * time.Millisecond }, nil)
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	confirm(e, func() *work { return w })
+	wantOutcome(t, f.wait(t), dispatch.OutcomeDeadline, "deadline", `runner "edge-1" did not finish within 300ms and was stopped`)
+	if o := e.runner.Order(t).GetCancel(); o.GetCode() != "deadline" {
+		t.Errorf("order = %v", o)
+	}
+
+	e.runner.OnCancel(nil)
+	f = e.start(t, request("edge-1"))
+	w = e.accept(t)
+	wantOutcome(t, f.wait(t), dispatch.OutcomeUnknown, "outcome_unknown",
+		`runner "edge-1" accepted the work and has not answered within 300ms — the run may still be in progress there`)
+
+	// Its result comes late: dropped, counted, and acknowledged, so that the runner can forget it.
+	w.complete()
+	if n := e.Metric(t, "runbus_dispatch_results_dropped_total", map[string]string{"reason": "late"}); n < 1 {
+		t.Errorf("late results counted: %v", n)
+	}
+}
+
+// D4 in its default form.
+func TestOutcomeUnknownText(t *testing.T) {
+	want := `runner "edge-1" accepted the work and has not answered within 10m0s — the run may still be in progress there`
+	if got := schemas.ErrOutcomeUnknown("edge-1", 10*time.Minute).Error(); got != want {
+		t.Errorf("text = %s", got)
+	}
+}
+
+// A runner that doesn't accept in time is asked: only its own word that it never started makes it a refusal.
+func TestNotAccepted(t *testing.T) {
+	e := newEnv(t, func(d *dispatch.Deps) { d.AcceptWithin = 200 * time.Millisecond }, nil)
+	secret := request("edge-1")
+	secret.Secrets = map[string]string{"password": "hunter2"}
+
+	e.runner.OnCancel(func(*runbusv1.CancelOrder) runbusv1.CancelState { return never })
+	f := e.start(t, secret)
+	e.runner.Assignment(t)
+	wantOutcome(t, f.wait(t), dispatch.OutcomeRefused, "runner_offline", `runner "edge-1" is offline: no answer`)
+
+	e.runner.OnCancel(nil)
+	f = e.start(t, secret)
+	e.runner.Assignment(t)
+	wantOutcome(t, f.wait(t), dispatch.OutcomeUnknown, "outcome_unknown", "")
+
+	var w *work
+	confirm(e, func() *work { return w })
+	f = e.start(t, secret)
+	w = e.take(t)
+	o := f.wait(t)
+	if o.Code != dispatch.OutcomeFailed || !strings.Contains(o.Err.Message, "too late") {
+		t.Errorf("accepted too late: %+v", o)
+	}
+	if events := e.Events(t, "credential.read"); len(events) != 0 {
+		t.Errorf("credentials were read: %v", events)
+	}
+}
+
+// A runner that dies fails its fetch at once (SPEC D13).
+func TestRunnerLost(t *testing.T) {
+	e := newEnv(t, nil, func(d *registry.Deps) { d.Grace = 200 * time.Millisecond })
+	for _, c := range []struct {
+		lose func()
+		why  string
+	}{
+		{func() { e.runner = e.Enrol(t, e.cred, "edge-1") }, "a new process took its id"},
+		{func() { e.runner.Goodbye(t, "bye"); e.runner = nil }, "it said goodbye (bye)"},
+		{func() { e.runner.Cut() }, "its link was cut and was not back within 200ms"},
+	} {
+		if e.runner == nil {
+			e.runner = e.Enrol(t, e.cred, "edge-1")
+		}
+		f := e.start(t, request("edge-1"))
+		e.accept(t)
+		rt.Wait(t, "accepted", f.sink.accepted)
+		c.lose()
+		wantOutcome(t, f.wait(t), dispatch.OutcomeRunnerLost, "runner_lost", `runner "edge-1" was lost while it ran this fetch: `+c.why)
+	}
+}
+
+// What a runner had sent before it took leave still counts.
+func TestResultBeforeGoodbye(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	w.chunks([]byte("abc"))
+	w.complete()
+	e.runner.Goodbye(t, "drained")
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCompleted, "", "")
+}
+
+// Results of a dispatch that nobody waits for, of another runner, or of another session are dropped and counted (SPEC D5).
+func TestForeignResults(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	thief := e.Enrol(t, e.Mint(t, e.Admin, "thief"), "thief")
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	rt.Wait(t, "accepted", f.sink.accepted)
+	id, replica := w.assignment.GetDispatchId(), w.assignment.GetReplica()
+	forged := func(dispatch, session string, seq uint64) *runbusv1.RunnerWorkResult {
+		return &runbusv1.RunnerWorkResult{DispatchId: dispatch, Session: session, Seq: seq, Started: true,
+			Outcome: &runbusv1.RunnerWorkResult_Error{Error: &runbusv1.ErrorDetail{Code: "failed", Message: "forged"}}}
+	}
+	session := e.runner.Session
+	rt.Must(t, thief.Conn.Publish(schemas.ResultCtlSubject(thief.Ref, replica, id), forged(id, session, 2)))
+	rt.Must(t, thief.Conn.NATS().Flush())
+	const unknown = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+	own := e.runner.Conn
+	rt.Must(t, own.Publish(schemas.ResultCtlSubject(e.runner.Ref, replica, unknown), forged(unknown, session, 2)))
+	rt.Must(t, own.Publish(schemas.ResultCtlSubject(e.runner.Ref, replica, id), forged(id, "another", 2)))
+	rt.Must(t, own.Publish(schemas.ResultCtlSubject(e.runner.Ref, replica, id), forged(id, session, 1)))
+	w.chunks([]byte("abc"))
+	w.complete()
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCompleted, "", "")
+	if string(f.sink.bytes) != "abc" {
+		t.Errorf("the caller got %q", f.sink.bytes)
+	}
+	// A second result of the same dispatch.
+	rt.Must(t, own.Publish(schemas.ResultCtlSubject(e.runner.Ref, replica, id), forged(id, session, 4)))
+	f = e.start(t, request("edge-1")) // behind it on the same subject
+	w = e.accept(t)
+	w.complete()
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCompleted, "", "")
+	for _, reason := range []string{"foreign", "unknown", "session", "duplicate", "late"} {
+		if n := e.Metric(t, "runbus_dispatch_results_dropped_total", map[string]string{"reason": reason}); n != 1 {
+			t.Errorf("dropped as %s: %v", reason, n)
+		}
+	}
+}
+
+// Close takes no new work and lets what runs end; when its time is over, it cancels at the runner.
+func TestClose(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	f := e.start(t, request("edge-1"))
+	w := e.accept(t)
+	rt.Wait(t, "accepted", f.sink.accepted)
+	confirm(e, func() *work { return w })
+	ctx, cancel := context.WithCancel(t.Context())
+	closed := make(chan error, 1)
+	go func() { closed <- e.d.Close(ctx) }()
+	for {
+		o := e.d.Fetch(t.Context(), request("nobody"), "", newSink())
+		if o.Err.Code == schemas.CodeUnavailable {
+			break
+		}
+	}
+	if len(f.done) != 0 {
+		t.Error("closing cancelled what runs")
+	}
+	cancel()
+	if err := rt.Wait(t, "the close", closed); !errors.Is(err, context.Canceled) {
+		t.Errorf("close: %v", err)
+	}
+	wantOutcome(t, f.wait(t), dispatch.OutcomeCancelled, "cancelled", "the fetch was cancelled")
+}

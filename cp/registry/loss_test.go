@@ -1,0 +1,160 @@
+package registry_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/cp/registry"
+	rt "github.com/org-runink/runbus/cp/registry/registrytest"
+	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
+)
+
+func grace(d time.Duration) func(*registry.Deps) {
+	return func(deps *registry.Deps) { deps.Grace = d }
+}
+
+// A running work's runner is lost as soon as that is known, with the reason (SPEC D13).
+func TestLoss(t *testing.T) {
+	s := rt.Start(t, grace(300*time.Millisecond))
+	key := s.Mint(t, s.Admin, "edge")
+	for id, c := range map[string]struct {
+		lose func(*rt.Runner)
+		why  string
+	}{
+		"replaced": {func(*rt.Runner) { s.Enrol(t, key, "replaced") }, "a new process took its id"},
+		"goodbye":  {func(r *rt.Runner) { r.Goodbye(t, "SIGTERM") }, "it said goodbye (SIGTERM)"},
+		"cut":      {func(r *rt.Runner) { r.Cut() }, "its link was cut and was not back within 300ms"},
+		"revoked": {func(r *rt.Runner) {
+			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, "sa-other")
+			rt.Must(t, err)
+		}, "its service-account key was revoked"},
+	} {
+		t.Run(id, func(t *testing.T) {
+			k := key
+			if id == "revoked" {
+				k = s.Mint(t, s.Admin, "other")
+			}
+			r := s.Enrol(t, k, id)
+			lost, stop := s.Registry.WatchLoss(r.Ref, r.Session)
+			defer stop()
+			c.lose(r)
+			if why := rt.Wait(t, "the loss", lost); why != c.why {
+				t.Errorf("lost because %q, want %q", why, c.why)
+			}
+			if id == "goodbye" {
+				if c := s.Candidate(t, id); c.Offline != "not connected" {
+					t.Errorf("after its goodbye: %+v", c)
+				}
+			}
+		})
+	}
+}
+
+// A cut is not a death: the runner is offline for new work at once, and its works go on when the same process is back.
+func TestBackWithinGrace(t *testing.T) {
+	s := rt.Start(t, grace(time.Hour))
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	lost, stop := s.Registry.WatchLoss(r.Ref, r.Session)
+	defer stop()
+	r.Cut()
+	s.Await(t, "it is offline", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
+	was := r.Session
+	r.Dial(t, s)
+	if a := r.Hello(t, nil); a.GetSession() != was {
+		t.Fatalf("the same process got another session: %v", a)
+	}
+	s.Await(t, "it is back", func() bool { return s.Dispatchable(t, "edge-1") })
+	select {
+	case why := <-lost:
+		t.Errorf("lost: %s", why)
+	default:
+	}
+}
+
+// A watch that starts when the process is gone already says so at once.
+func TestWatchTooLate(t *testing.T) {
+	s := rt.Start(t, nil)
+	key := s.Mint(t, s.Admin, "edge")
+	first := s.Enrol(t, key, "edge-1")
+	s.Enrol(t, key, "edge-1")
+	lost, stop := s.Registry.WatchLoss(first.Ref, first.Session)
+	defer stop()
+	if why := rt.Wait(t, "the loss", lost); why != "a new process took its id" {
+		t.Errorf("lost because %q", why)
+	}
+}
+
+// When the heartbeats are lost (they are in memory), a runner is told to say hello again and keeps its session.
+func TestBucketLost(t *testing.T) {
+	s := rt.Start(t, nil)
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	was := r.Session
+	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
+	rt.Must(t, err)
+	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_heartbeats"))
+	again, err := jetstream.Open(t.Context(), s.Conn(t, embedded.UserSec), jetstream.Options{Log: s.Log})
+	rt.Must(t, err)
+	t.Cleanup(again.Close)
+
+	r.Beat(t, nil)
+	if order := r.Order(t); order.GetRehello() == nil {
+		t.Fatalf("got %v", order)
+	}
+	if a := r.Hello(t, nil); a.GetSession() != was {
+		t.Fatalf("the same process got another session: %v", a)
+	}
+	r.Beat(t, nil)
+	table := jetstream.TableOf[registry.Record](again, jetstream.Heartbeats)
+	row, err := table.Get(t.Context(), schemas.RunnerKey(r.Ref))
+	rt.Must(t, err)
+	if row.Value.Session != was {
+		t.Errorf("record = %+v", row.Value)
+	}
+}
+
+// A registry that can't be read is that, and never an empty one (SPEC D7, R1).
+func TestUnreadable(t *testing.T) {
+	s := rt.Start(t, nil)
+	s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
+	rt.Must(t, err)
+	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_heartbeats"))
+	s.Clock.Advance(16 * time.Second)
+	want := schemas.ErrRegistryUnavailable(nil)
+	if _, err := s.Registry.Snapshot(rt.Tenant); !errors.Is(err, want) {
+		t.Errorf("Snapshot: %v", err)
+	}
+	if _, err := s.Registry.List(rt.Tenant); !errors.Is(err, want) || !strings.Contains(errors.Unwrap(err).Error(), "leader") {
+		t.Errorf("List: %v", err)
+	}
+	if err := s.Registry.Readable(); !errors.Is(err, want) {
+		t.Errorf("Readable: %v", err)
+	}
+}
+
+// What is known of a runner outlives it, coarse.
+func TestKnown(t *testing.T) {
+	s := rt.Start(t, nil)
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	s.Clock.Advance(2 * time.Minute)
+	r.Beat(t, nil)
+	known := jetstream.TableOf[registry.Known](s.Store, jetstream.Known)
+	s.Await(t, "the batch was written", func() bool {
+		row, err := known.Get(t.Context(), schemas.RunnerKey(r.Ref))
+		rt.Must(t, err)
+		return row.Value.LastSeen.Sub(row.Value.FirstSeen) >= time.Minute
+	})
+	r.Goodbye(t, "")
+	s.Await(t, "it left", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
+	list, err := s.Registry.List(rt.Tenant)
+	rt.Must(t, err)
+	if len(list) != 1 || list[0].Health.Connected || list[0].Health.LastSeen == nil || list[0].Claims.Version != "1.2.3" {
+		t.Errorf("list = %+v", list)
+	}
+}

@@ -1,0 +1,98 @@
+package registry
+
+import (
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+// Each signal by itself takes a runner off the list of who gets work, and the list says which one.
+func TestStatus(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	fit := func() *runner {
+		return &runner{
+			live: true, links: map[string]link{"n1": {at: now}},
+			rec: Record{ProcessNonce: "n1", Session: "s1", Ready: true, LastSeen: now.Add(-10 * time.Second)},
+		}
+	}
+	for name, c := range map[string]struct {
+		change    func(*runner)
+		connected bool
+		offline   string
+		signals   Signals
+	}{
+		"fit":               {func(*runner) {}, true, "", Signals{"up", "fresh"}},
+		"key gone":          {func(r *runner) { r.live = false }, false, "not connected", Signals{"down", "none"}},
+		"said goodbye":      {func(r *runner) { r.rec.Left = true }, false, "not connected", Signals{"down", "none"}},
+		"no link":           {func(r *runner) { clear(r.links) }, false, "not connected", Signals{"down", "fresh"}},
+		"another's link":    {func(r *runner) { r.links = map[string]link{"n2": {}} }, false, "not connected", Signals{"down", "fresh"}},
+		"no heartbeat yet":  {func(r *runner) { r.rec.Ready = false }, true, "no heartbeat yet", Signals{"up", "none"}},
+		"heartbeat is late": {func(r *runner) { r.rec.LastSeen = now.Add(-46 * time.Second) }, false, "no heartbeat for 46s", Signals{"up", "late"}},
+		"draining":          {func(r *runner) { r.rec.Draining = true }, true, "draining", Signals{"up", "fresh"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := fit()
+			c.change(r)
+			got := r.status(now)
+			if got.connected != c.connected || got.offline != c.offline || got.signals != c.signals {
+				t.Errorf("status = %+v, want connected %v, offline %q, signals %+v", got, c.connected, c.offline, c.signals)
+			}
+		})
+	}
+}
+
+// What a scan says replaces what events said, but not what they said since it began.
+func TestScan(t *testing.T) {
+	start := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	conn := func(cid uint64, runner, nonce string) clientInfo {
+		return clientInfo{CID: cid, Auth: "acme/" + runner, Name: runner + "/" + nonce, Start: start}
+	}
+	r := &Registry{
+		d:     Deps{Now: func() time.Time { return start.Add(time.Minute) }, Grace: time.Minute},
+		fleet: make(map[string]map[string]*runner), changed: make(chan struct{}), ended: make(map[linkKey]struct{}),
+	}
+	began := start.Add(30 * time.Second)
+	add := func(id, nonce, server string, cid uint64, at time.Time) {
+		rn := r.runner(conn(cid, id, nonce).mustRef(t))
+		rn.links[nonce] = link{key: linkKey{server, cid}, at: at, start: start}
+	}
+	add("gone", "n", "S1", 1, start)                 // its end was missed
+	add("new", "n", "S1", 2, began.Add(time.Second)) // came during the scan
+	add("silent", "n", "S2", 3, start)               // its server doesn't answer
+	add("stays", "n", "S1", 4, start)                //
+	r.ended[linkKey{"S1", 6}] = struct{}{}           // ended during the scan
+	servers := map[string][]clientInfo{"S1": {
+		conn(4, "stays", "n"), conn(5, "missed", "n"), conn(6, "ended", "n"),
+		{CID: 7, Auth: "UABC", Name: "dispatch"}, {CID: 8, Auth: "acme/stays", Name: "other/n"},
+	}}
+	linked := func() map[string]bool {
+		have := make(map[string]bool)
+		for id, rn := range r.fleet["acme"] {
+			if len(rn.links) > 0 {
+				have[id] = true
+			}
+		}
+		return have
+	}
+	r.applyScan(servers, began)
+	want := map[string]bool{"new": true, "silent": true, "stays": true, "missed": true}
+	for id := range r.fleet["acme"] {
+		if linked()[id] != want[id] {
+			t.Errorf("after one scan %s linked = %v, want %v", id, linked()[id], want[id])
+		}
+	}
+	r.applyScan(servers, began)
+	if linked()["silent"] {
+		t.Error("the links of a server that missed two scans still count")
+	}
+}
+
+func (c clientInfo) mustRef(t *testing.T) schemas.RunnerRef {
+	t.Helper()
+	ref, _, ok := c.runner()
+	if !ok {
+		t.Fatalf("%+v is no runner's connection", c)
+	}
+	return ref
+}
