@@ -104,9 +104,20 @@ func TestMirrors(t *testing.T) {
 			t.Fatalf("the audit's mirror: %v, %v", m, err)
 		}
 	}
-	if err := st.Purge(ctx); err == nil {
+	short, cancel = context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if err := st.Purge(short); err == nil {
 		t.Fatal("ops purged the audit's mirror")
 	}
+	// More than may be under way unacknowledged: flow control comes through from one account to the other.
+	rev, err = table.Create(ctx, "t.busy", value{"busy", 0})
+	for n := 1; n < 3*mirrorPending && err == nil; n++ {
+		rev, err = table.Update(ctx, "t.busy", value{"busy", n}, rev)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	awaitKV(t, w, "the last of many writes", func(e natsjs.KeyValueEntry) bool { return e.Revision() == rev })
 }
 
 // A mirror that can't be right any more is made again: its source restarted, whether it counts below or above the mirror.

@@ -1,45 +1,357 @@
-// Package audit records what the platform does (SPEC R8).
+// Package audit records every change, enrolment, credential read, dispatch and refusal (SPEC R8) in the audit stream: by
+// group commit, many events to a message, each message chained to the one before by its SHA-256. Several replicas share
+// one chain. What must be durable before it is acknowledged uses Record, the rest Note.
 package audit
 
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
+	"strconv"
+	"sync"
+	"time"
 
 	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Log is the audit log of one replica. It is safe for concurrent use.
-type Log struct{}
+const (
+	// recordWait bounds Record where its context doesn't.
+	recordWait = 10 * time.Second
+	// flushWait is how long Run goes on after its context's end, to write what is pending.
+	flushWait = 5 * time.Second
+	// Bounds of what waits to be written. A note over them is dropped and counted, a Record refused.
+	maxNotes     = 8192
+	maxNoteBytes = 8 << 20
+	maxRecords   = 16384
 
-// New opens the log for one writer (replica).
+	retryFirst = 50 * time.Millisecond
+	retryMost  = 2 * time.Second
+)
+
+// ActionOverflow is the action of the event that tells how many notes were dropped.
+const ActionOverflow = "audit.overflow"
+
+// Log is the audit log of one replica. It is safe for concurrent use. Nothing is written before Run runs.
+type Log struct {
+	store  *jetstream.Store
+	writer string
+	log    *slog.Logger
+	wake   chan struct{}
+
+	mu        sync.Mutex
+	pending   []*entry
+	notes     int // of pending
+	noteBytes int
+	records   int
+	dropped   uint64 // notes, not yet told by an event
+	closed    bool
+	head      chain // the end of the stream as last seen
+	headKnown bool  // false: somebody else has written since, or may have
+}
+
+// entry is one event on its way.
+type entry struct {
+	body      []byte
+	done      chan error // nil for a note
+	abandoned bool       // its Record has given up; guarded by Log.mu
+}
+
+// New opens the log for one writer: the name of the replica, at most 64 bytes. It reads the end of the stream, so it
+// fails when JetStream is not there, and with an *ErrBroken when the last batch is damaged.
 func New(ctx context.Context, store *jetstream.Store, writer string, log *slog.Logger) (*Log, error) {
-	return nil, errors.ErrUnsupported
+	if writer == "" || len(writer) > maxWriter {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the audit log's writer needs a name of 1-%d bytes", maxWriter)
+	}
+	if log == nil {
+		log = slog.Default()
+	}
+	l := &Log{store: store, writer: writer, log: log, wake: make(chan struct{}, 1)}
+	if err := l.reload(ctx); err != nil {
+		return nil, fmt.Errorf("open the audit log: %w", err)
+	}
+	return l, nil
 }
 
-// Run commits what is recorded until ctx ends; it blocks.
-func (l *Log) Run(ctx context.Context) error { return errors.ErrUnsupported }
-
-// Record returns when e is durable; else an error of CodeUnavailable. It fills id and at.
+// Record returns nil when e is durable. Otherwise it is an error of CodeUnavailable, by the end of ctx or after 10 s, and e
+// may be recorded or not: don't do what e says. An event without actor or action is CodeInvalid, one over 128 KiB
+// CodeLimit. It fills e's id and time where they are empty.
 func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
-	return errors.ErrUnsupported
+	body, err := encodeEvent(e, time.Now())
+	if err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, recordWait)
+	defer cancel()
+	if ctx.Err() != nil {
+		return unavailable(context.Cause(ctx))
+	}
+	n := &entry{body: body, done: make(chan error, 1)}
+	l.mu.Lock()
+	if l.closed || l.records >= maxRecords {
+		l.mu.Unlock()
+		return unavailable(errors.New("the audit log is closed, or too much waits for it"))
+	}
+	l.records++
+	l.pending = append(l.pending, n)
+	l.mu.Unlock()
+	l.signal()
+	select {
+	case err := <-n.done:
+		return err
+	case <-ctx.Done():
+	}
+	l.mu.Lock()
+	n.abandoned = true
+	l.mu.Unlock()
+	select {
+	case err := <-n.done: // at the last moment
+		return err
+	default:
+		return unavailable(context.Cause(ctx))
+	}
 }
 
-// Note records e without waiting.
-func (l *Log) Note(e *runbusv1.AuditEvent) {}
-
-// List are the last events of one tenant, newest last.
-func (l *Log) List(ctx context.Context, tenant string, limit int) ([]*runbusv1.AuditEvent, error) {
-	return nil, errors.ErrUnsupported
+// Note records e without waiting. An event that can't be encoded, or that comes while 8,192 notes or 8 MiB of them wait,
+// is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
+func (l *Log) Note(e *runbusv1.AuditEvent) {
+	body, err := encodeEvent(e, time.Now())
+	l.mu.Lock()
+	full := l.notes >= maxNotes || l.noteBytes+len(body) > maxNoteBytes || l.closed
+	first := l.dropped == 0
+	if err != nil || full {
+		l.dropped++
+	} else {
+		l.notes++
+		l.noteBytes += len(body)
+		l.pending = append(l.pending, &entry{body: body})
+	}
+	l.mu.Unlock()
+	switch {
+	case err != nil:
+		l.log.Error("an audit event is dropped", "action", clip(e.GetAction()), "error", err)
+	case full && first:
+		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(e.GetAction()))
+	}
+	l.signal()
 }
 
-// Verify walks the whole chain and returns how many batches it has.
-func (l *Log) Verify(ctx context.Context) (batches uint64, err error) {
-	return 0, errors.ErrUnsupported
+func (l *Log) signal() {
+	select {
+	case l.wake <- struct{}{}:
+	default:
+	}
 }
 
-// Event builds an event; kv are pairs of detail names and values. The caller sets Tenant.
-func Event(actor, action, subject, outcome string, kv ...string) *runbusv1.AuditEvent {
-	return &runbusv1.AuditEvent{Actor: actor, Action: action, Subject: subject, Outcome: outcome}
+// Run writes what is recorded until ctx ends; then it refuses what is new, writes what is pending for at most 5 s, and
+// returns nil. It must be called once.
+func (l *Log) Run(ctx context.Context) error {
+	work, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	defer context.AfterFunc(ctx, func() {
+		l.mu.Lock()
+		l.closed = true
+		l.mu.Unlock()
+		timer := time.NewTimer(flushWait)
+		defer timer.Stop()
+		select {
+		case <-timer.C:
+			stop()
+		case <-work.Done():
+		}
+	})()
+	for {
+		for batch := l.take(); len(batch) > 0; batch = l.take() {
+			l.commit(work, batch)
+		}
+		select {
+		case <-l.wake:
+			continue
+		case <-ctx.Done():
+		}
+		l.mu.Lock()
+		l.closed = true
+		empty := len(l.pending) == 0
+		l.mu.Unlock()
+		if empty {
+			return nil
+		}
+	}
+}
+
+// take is the next batch: everything pending, within the bounds of one message.
+func (l *Log) take() []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var batch []*entry
+	size := batchOverhead
+	if l.dropped > 0 {
+		n := strconv.FormatUint(l.dropped, 10)
+		body, err := encodeEvent(Event(ActorPlatform, ActionOverflow, "audit", "ok", "dropped", n, "writer", l.writer), time.Now())
+		if err != nil {
+			l.log.Error("dropped audit events can't be told", "dropped", n, "error", err)
+		} else {
+			l.dropped = 0
+			batch = append(batch, &entry{body: body})
+			size += len(body) + 1
+		}
+	}
+	taken := 0
+	for _, n := range l.pending {
+		if !n.abandoned {
+			if len(batch) == maxBatchEvents || size+len(n.body)+1 > maxBatchBytes {
+				break
+			}
+			batch = append(batch, n)
+			size += len(n.body) + 1
+		}
+		taken++
+		if n.done != nil {
+			l.records--
+		} else {
+			l.notes--
+			l.noteBytes -= len(n.body)
+		}
+	}
+	clear(l.pending[:taken])
+	if l.pending = l.pending[taken:]; len(l.pending) == 0 {
+		l.pending = nil
+	}
+	return batch
+}
+
+// commit writes one batch and tells those who wait for it. It tries until it is written, or ctx ends, or nobody wants it
+// any more. A batch whose outcome is unknown is only sent again as it was, behind the same end, where it can stand once.
+func (l *Log) commit(ctx context.Context, batch []*entry) {
+	wait := retryFirst
+	for {
+		if batch = l.wanted(batch); len(batch) == 0 {
+			return
+		}
+		err := l.attempt(ctx, batch)
+		if err == nil {
+			finish(batch, nil)
+			return
+		}
+		if errors.Is(err, jetstream.ErrLost) {
+			continue // another replica was first: chain to its batch
+		}
+		l.log.Warn("audit events wait", "events", len(batch), "error", err)
+		select {
+		case <-ctx.Done():
+			l.log.Error("audit events were not recorded", "events", len(batch), "error", err)
+			finish(batch, unavailable(err))
+			return
+		case <-time.After(wait):
+		}
+		wait = min(2*wait, retryMost)
+	}
+}
+
+// attempt appends the batch behind the end of the stream. It returns only when it is known whether it was appended, or
+// when ctx ends.
+func (l *Log) attempt(ctx context.Context, batch []*entry) error {
+	head, known := l.end()
+	if !known {
+		if err := l.reload(ctx); err != nil {
+			return err
+		}
+		head, _ = l.end()
+	}
+	events := make([][]byte, len(batch))
+	for i, n := range batch {
+		events[i] = n.body
+	}
+	body, err := head.encode(l.writer, events)
+	if err != nil {
+		return err
+	}
+	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
+		seq, err := l.store.AppendAudit(ctx, body, head.number)
+		if err == nil {
+			l.setEnd(after(seq, body), true)
+			return nil
+		}
+		if !errors.Is(err, jetstream.ErrUnknown) {
+			if errors.Is(err, jetstream.ErrLost) {
+				l.setEnd(head, false)
+			}
+			return err
+		}
+		l.log.Warn("whether an audit batch was written is not known yet", "number", head.number+1, "error", err)
+		select {
+		case <-ctx.Done():
+			l.setEnd(head, false)
+			return err
+		case <-time.After(wait):
+		}
+	}
+}
+
+// wanted leaves out the events whose Record has given up.
+func (l *Log) wanted(batch []*entry) []*entry {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	kept := batch[:0]
+	for _, n := range batch {
+		if !n.abandoned {
+			kept = append(kept, n)
+		}
+	}
+	return kept
+}
+
+func finish(batch []*entry, err error) {
+	for _, n := range batch {
+		if n.done != nil {
+			n.done <- err
+		}
+	}
+}
+
+// reload reads the end of the stream. An end before the one known is a history that was cut off.
+func (l *Log) reload(ctx context.Context) error {
+	seq, body, err := l.store.LastAudit(ctx)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return &ErrBroken{Number: seq, Why: "it is the last one and was removed"}
+	}
+	if err != nil {
+		return err
+	}
+	end := chain{}
+	if seq > 0 {
+		batch, err := decodeBatch(body)
+		if err != nil {
+			return &ErrBroken{Number: seq, Why: "it does not decode: " + err.Error()}
+		}
+		if batch.GetNumber() != seq {
+			return &ErrBroken{Number: seq, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
+		}
+		end = after(seq, body)
+	}
+	known, _ := l.end()
+	if end.number < known.number || end.number == known.number && end.sum != known.sum {
+		return &ErrBroken{Number: known.number, Why: "it is not what was written there"}
+	}
+	l.setEnd(end, true)
+	return nil
+}
+
+func (l *Log) end() (chain, bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.head, l.headKnown
+}
+
+func (l *Log) setEnd(c chain, known bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.head, l.headKnown = c, known
+}
+
+func unavailable(cause error) error {
+	return schemas.Wrap(schemas.CodeUnavailable, cause, "the audit log can't be written now, so nothing was done").
+		WithHint("try again when /readyz is ready")
 }

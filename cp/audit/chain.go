@@ -1,0 +1,102 @@
+package audit
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strconv"
+
+	"google.golang.org/protobuf/encoding/protojson"
+
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	// maxBatchBytes bounds the stored form of one batch.
+	maxBatchBytes = 256 << 10
+	// maxBatchEvents bounds how many events wait for one another.
+	maxBatchEvents = 512
+	// batchOverhead is what a batch needs beside its events, at most.
+	batchOverhead = 512
+	// maxWriter bounds the name of a writer.
+	maxWriter = 64
+	// maxEventBytes bounds one event, so that any event fits into a batch of its own.
+	maxEventBytes = 128 << 10
+)
+
+// ErrBroken says that the chain of stored batches does not hold: one was changed, removed, inserted or moved.
+type ErrBroken struct {
+	Number uint64 // of the batch where it shows
+	Why    string
+}
+
+func (e *ErrBroken) Error() string { return fmt.Sprintf("the audit chain is broken at batch %d: %s", e.Number, e.Why) }
+
+// chain is the end of a chain of stored batches. The zero chain is the empty one.
+type chain struct {
+	number uint64 // of the last batch
+	sum    string // hex SHA-256 of its stored bytes; "" for none
+}
+
+// encode is the stored form of the batch that comes next.
+func (c chain) encode(writer string, events [][]byte) ([]byte, error) {
+	raw := make([]json.RawMessage, len(events))
+	for i, e := range events {
+		raw[i] = e
+	}
+	var body bytes.Buffer
+	out := json.NewEncoder(&body)
+	out.SetEscapeHTML(false) // it would make events longer than they were counted
+	// protobuf JSON, in which a uint64 is text.
+	if err := out.Encode(struct {
+		Number   string            `json:"number"`
+		Previous string            `json:"previous,omitempty"`
+		Writer   string            `json:"writer"`
+		Events   []json.RawMessage `json:"events"`
+	}{strconv.FormatUint(c.number+1, 10), c.sum, writer, raw}); err != nil {
+		return nil, fmt.Errorf("encode an audit batch: %w", err)
+	}
+	return bytes.TrimSuffix(body.Bytes(), []byte("\n")), nil
+}
+
+// next verifies that body, stored as message seq, is the batch that comes next, and moves the chain behind it. It returns
+// an *ErrBroken, and the chain stays, if it is not. In the stream of one chain a batch's number is its sequence.
+func (c *chain) next(seq uint64, body []byte) (*runbusv1.AuditBatch, error) {
+	want := c.number + 1
+	if seq != want {
+		return nil, &ErrBroken{Number: want, Why: fmt.Sprintf("it is missing; message %d follows", seq)}
+	}
+	batch, err := decodeBatch(body)
+	if err != nil {
+		return nil, &ErrBroken{Number: want, Why: "it does not decode: " + err.Error()}
+	}
+	if batch.GetNumber() != want {
+		return nil, &ErrBroken{Number: want, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
+	}
+	if batch.GetPrevious() != c.sum {
+		return nil, &ErrBroken{Number: want, Why: "it does not continue the batch before it"}
+	}
+	*c = after(batch.GetNumber(), body)
+	return batch, nil
+}
+
+// after is the chain that ends with the batch of this number and these stored bytes.
+func after(number uint64, body []byte) chain {
+	sum := sha256.Sum256(body)
+	return chain{number: number, sum: hex.EncodeToString(sum[:])}
+}
+
+// decodeBatch reads stored bytes.
+func decodeBatch(body []byte) (*runbusv1.AuditBatch, error) {
+	if len(body) > 2*maxBatchBytes {
+		return nil, fmt.Errorf("it has %d bytes", len(body))
+	}
+	batch := &runbusv1.AuditBatch{}
+	// Fields of a later version are no damage: the chain is over the bytes.
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, batch); err != nil {
+		return nil, err
+	}
+	return batch, nil
+}

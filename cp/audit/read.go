@@ -1,0 +1,103 @@
+package audit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	listDefault = 100
+	listMost    = 1000
+	listWindow  = 64 // batches read at once, backwards
+)
+
+// List are the last events of one tenant, newest last: at most limit, of which zero or less means 100 and more than 1,000
+// means 1,000. Events of the platform have no tenant and are not listed; tenant must not be empty. A damaged batch is
+// logged and left out: Verify is what judges it.
+func (l *Log) List(ctx context.Context, tenant string, limit int) ([]*runbusv1.AuditEvent, error) {
+	if err := schemas.ValidTenant(tenant); err != nil {
+		return nil, err
+	}
+	if limit <= 0 {
+		limit = listDefault
+	}
+	limit = min(limit, listMost)
+	last, _, err := l.store.LastAudit(ctx)
+	if err != nil {
+		return nil, unreadable(err)
+	}
+	var found []*runbusv1.AuditEvent
+	for to := last; to > 0 && len(found) < limit; to -= min(to, listWindow) {
+		var window []*runbusv1.AuditEvent
+		from := to - min(to, listWindow) + 1
+		err := l.store.ReadAudit(ctx, from, func(seq uint64, body []byte) error {
+			if seq > to {
+				return errEnough
+			}
+			batch, err := decodeBatch(body)
+			if err != nil {
+				l.log.Error("a damaged audit batch is left out", "number", seq, "error", err)
+				return nil
+			}
+			for _, e := range batch.GetEvents() {
+				if e.GetTenant() == tenant {
+					window = append(window, e)
+				}
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, errEnough) {
+			return nil, unreadable(err)
+		}
+		found = slices.Concat(window, found)
+	}
+	return found[max(0, len(found)-limit):], nil
+}
+
+var errEnough = errors.New("enough is read")
+
+func unreadable(cause error) error {
+	return schemas.Wrap(schemas.CodeUnavailable, cause, "the audit log can't be read now").
+		WithHint("try again when /readyz is ready")
+}
+
+// Verify walks the whole chain and returns how many batches hold. An *ErrBroken says at which batch it breaks: one was
+// changed, removed (the last one too), inserted or moved, or what this replica wrote or saw is not there any more. Any
+// other error says that the stream could not be read.
+func (l *Log) Verify(ctx context.Context) (batches uint64, err error) {
+	known, _ := l.end()
+	last, _, err := l.store.LastAudit(ctx)
+	if errors.Is(err, jetstream.ErrNotFound) {
+		return 0, &ErrBroken{Number: last, Why: "it is the last one and was removed"}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("verify the audit log: %w", err)
+	}
+	c := chain{}
+	err = l.store.ReadAudit(ctx, 1, func(seq uint64, body []byte) error {
+		if _, err := c.next(seq, body); err != nil {
+			return err
+		}
+		if c.number == known.number && c.sum != known.sum {
+			return &ErrBroken{Number: c.number, Why: "it is not what was written there"}
+		}
+		return nil
+	})
+	if err != nil {
+		var broken *ErrBroken
+		if errors.As(err, &broken) {
+			return c.number, err
+		}
+		return c.number, fmt.Errorf("verify the audit log: %w", err)
+	}
+	if end := max(last, known.number); c.number < end {
+		return c.number, &ErrBroken{Number: c.number + 1, Why: fmt.Sprintf("the stream ends before batch %d", end)}
+	}
+	return c.number, nil
+}
