@@ -1,10 +1,6 @@
 package auth
 
-import (
-	"fmt"
-
-	"github.com/org-runink/runbus/schemas"
-)
+import "github.com/org-runink/runbus/schemas"
 
 // tenantAdmin returns nil if by is an admin of an existing tenant, else an error that says why not. what is what they
 // wanted to do, for example `mint service-account keys`.
@@ -38,6 +34,6 @@ func operator(by Principal, what string) *schemas.Error {
 	if by.Role == "" {
 		return schemas.Errorf(schemas.CodeUnauthorized, "who is not signed in may not %s", what)
 	}
-	return (&schemas.Error{Code: schemas.CodeForbidden, Message: fmt.Sprintf("only the platform's operator may %s", what)}).
+	return schemas.Errorf(schemas.CodeForbidden, "only the platform's operator may %s", what).
 		WithHint("its token is in the control plane's data folder")
 }

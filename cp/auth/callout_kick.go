@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,11 +46,10 @@ func (l *links) add(key string, at link) {
 	const most = 64 // newest ones
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	list := append(l.byKey[key], at)
-	if len(list) > most {
-		list = append([]link(nil), list[len(list)-most:]...)
+	l.byKey[key] = append(l.byKey[key], at)
+	if over := len(l.byKey[key]) - most; over > 0 {
+		l.byKey[key] = slices.Delete(l.byKey[key], 0, over)
 	}
-	l.byKey[key] = list
 }
 
 // take returns and forgets the links of a key.

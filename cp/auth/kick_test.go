@@ -5,6 +5,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
@@ -104,6 +105,24 @@ func TestAScanFindsWhatSlippedThrough(t *testing.T) {
 		t.Error("a live key was cut")
 	default:
 	}
+}
+
+func TestRememberedLinksAreCutOnWhateverServer(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	admin, _ := e.tenant(t, "acme")
+	key, secret := e.key(t, admin, "edge")
+	o, end := ends()
+	nc, err := e.runner(t, schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, proof(key, secret), o)
+	must(t, err)
+	id, err := nc.GetClientID()
+	must(t, err)
+	s := newTestCallout(t, e)
+	s.report(&jwt.AuthorizationRequestClaims{AuthorizationRequest: jwt.AuthorizationRequest{
+		Server: jwt.ServerID{ID: e.ID()}, ClientInformation: jwt.ClientInformation{ID: id},
+	}}, verdict{place: placeRun, key: key.PublicKey})
+	newKicker(s).cutLinks(t.Context(), key) // the key is live: a scan would not cut it
+	wait(t, "the end of the connection", end)
 }
 
 func TestAConnectionEndsWithItsKey(t *testing.T) {

@@ -101,10 +101,8 @@ func (a *Auth) keepsFile(want personRecord, file string) (bool, error) {
 		return false, err
 	}
 	p, err := a.Authenticate(strings.TrimSpace(string(body)))
-	if err != nil { // not a failure: the file is stale
-		return false, nil
-	}
-	good := p.Tenant == want.Tenant && p.Name == want.Name && p.Role == want.Role
+	// A token that is not valid is no failure: the file is stale.
+	good := err == nil && p.Tenant == want.Tenant && p.Name == want.Name && p.Role == want.Role
 	return good && p.ExpiresAt.Sub(a.now()) >= FileSessionRenew, nil
 }
 
