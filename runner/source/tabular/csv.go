@@ -129,31 +129,31 @@ func (t *Table) csvHeader(c *csvReader) ([]string, error) {
 		return nil, t.fault(c.line, "more than %d columns", maxColumns)
 	}
 	header := make([]string, len(c.fields))
-	seen := make(map[string]bool, len(header))
-	if t.o.Header {
-		for _, f := range c.fields {
-			seen[string(f.text)] = false
-		}
-	}
+	used, given := make(map[string]bool, len(header)), make(map[string]bool, len(header))
 	for i, f := range c.fields {
-		name := fmt.Sprintf("c%d", i+1)
-		if t.o.Header {
-			if name = string(f.text); name == "" {
-				name = fmt.Sprintf("column_%d", i+1)
-			}
-			given := name
-			for n := 2; seen[name]; n++ {
-				name = fmt.Sprintf("%s_%d", given, n)
-				if _, taken := seen[name]; taken {
-					seen[name] = true
-				}
-			}
-			if given != string(f.text) || given != name {
-				t.out.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, fmt.Sprintf("%s: column %d is named %q in the result, its header %q is empty or taken", t.part, i+1, clip(name, 80), clip(string(f.text), 80)))
-			}
+		if given[string(f.text)] = true; !t.o.Header {
+			header[i] = fmt.Sprintf("c%d", i+1)
+			continue
 		}
-		seen[name] = true
-		header[i] = name
+		header[i] = string(f.text)
+	}
+	if !t.o.Header {
+		return header, nil
+	}
+	for i, name := range header {
+		base := name
+		if base == "" {
+			base = fmt.Sprintf("column_%d", i+1)
+		}
+		free := func(s string) bool { return !used[s] && (s == name || !given[s]) }
+		chosen := base
+		for n := 2; !free(chosen); n++ {
+			chosen = fmt.Sprintf("%s_%d", base, n)
+		}
+		if used[chosen] = true; chosen != name {
+			t.out.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, fmt.Sprintf("%s: column %d is named %q in the result, its header %q is empty or taken", t.part, i+1, clip(chosen, 80), clip(name, 80)))
+		}
+		header[i] = chosen
 	}
 	return header, nil
 }
@@ -199,9 +199,6 @@ func (c *csvReader) next() error {
 	line, err := c.lines.next()
 	c.line = c.lines.no
 	if err != nil {
-		if err == errLong {
-			c.line++
-		}
 		return err
 	}
 	if err := checkLine(line); err != nil {

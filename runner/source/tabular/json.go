@@ -36,7 +36,7 @@ func (t *Table) ReadJSONLines(ctx context.Context, part string, r io.Reader) (in
 		case err == io.EOF:
 			return j.rows, nil
 		case err == errLong:
-			return j.rows, t.fault(l.no+1, "the record is longer than %d bytes: is this a text of JSON lines?", t.o.maxRecord())
+			return j.rows, t.fault(l.no, "the record is longer than %d bytes: is this a text of JSON lines?", t.o.maxRecord())
 		case err != nil:
 			return j.rows, err
 		}
@@ -44,21 +44,21 @@ func (t *Table) ReadJSONLines(ctx context.Context, part string, r io.Reader) (in
 		if len(line) == 0 {
 			continue
 		}
+		if !json.Valid(line) {
+			var v json.RawMessage
+			return j.rows, t.fault(l.no, "not JSON: %v", json.Unmarshal(line, &v))
+		}
 		if err := j.add(ctx, l.no, line); err != nil {
 			return j.rows, err
 		}
 	}
 }
 
-// add takes one value, which need not be valid JSON.
+// add takes one value of valid JSON.
 func (j *jsonRow) add(ctx context.Context, line int64, raw []byte) error {
 	t := j.t
 	if at := badUTF8(raw); at >= 0 {
 		return t.fault(line, "invalid UTF-8 at byte %d", at+1)
-	}
-	if !json.Valid(raw) {
-		var v json.RawMessage
-		return t.fault(line, "not JSON: %v", json.Unmarshal(raw, &v))
 	}
 	j.rows++
 	if err := alive(ctx, j.rows); err != nil {
@@ -430,6 +430,9 @@ func (w *walk) peek() (byte, error) {
 	buffered := w.d.Buffered()
 	for {
 		if _, err := io.ReadFull(buffered, b); err != nil {
+			if _, err := w.d.Token(); err != nil {
+				return 0, err // why there is nothing
+			}
 			return 0, io.ErrUnexpectedEOF
 		}
 		switch b[0] {
@@ -501,6 +504,7 @@ type marked struct {
 	r     io.Reader
 	begun bool
 	rest  []byte
+	err   error
 }
 
 func (m *marked) Read(p []byte) (int, error) {
@@ -513,9 +517,12 @@ func (m *marked) Read(p []byte) (int, error) {
 		}
 		head = head[:n]
 		if bytes.HasPrefix(head, []byte("\xff\xfe")) || bytes.HasPrefix(head, []byte("\xfe\xff")) {
-			return 0, errMark
+			m.err = errMark
 		}
 		m.rest = bytes.TrimPrefix(head, []byte("\xef\xbb\xbf"))
+	}
+	if m.err != nil {
+		return 0, m.err
 	}
 	if len(m.rest) > 0 {
 		n := copy(p, m.rest)

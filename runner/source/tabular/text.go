@@ -46,6 +46,9 @@ func dropMark(b *bufio.Reader) error {
 // next is the next line with its end; it is valid until the next call. The last line may have no end. io.EOF: no more.
 func (l *lines) next() ([]byte, error) {
 	line, err := l.r.ReadSlice('\n')
+	if err != io.EOF || len(line) > 0 {
+		l.no++
+	}
 	if err == bufio.ErrBufferFull {
 		l.long = append(l.long[:0], line...)
 		for err == bufio.ErrBufferFull {
@@ -60,7 +63,6 @@ func (l *lines) next() ([]byte, error) {
 	if err != nil && (err != io.EOF || len(line) == 0) {
 		return nil, err
 	}
-	l.no++
 	if len(line) > l.most {
 		return nil, errLong
 	}
