@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"strings"
 	"testing"
 
@@ -54,7 +55,7 @@ func TestDecodeRefuses(t *testing.T) {
 		"another content":   envelope("RunnerGoodbye", "application/json", body),
 		"oversize":          envelope("RunnerGoodbye", ContentType, make([]byte, MaxPayload+1)),
 		"not protobuf":      envelope("RunnerGoodbye", ContentType, []byte("\xff\xff\xff")),
-		"not UTF-8":         envelope("RunnerGoodbye", ContentType, []byte("\x0a\x01\xff")),
+		"not UTF-8":         envelope("RunnerGoodbye", ContentType, bytes.Replace(body, []byte("5e55"), []byte("5e5\xff"), 1)),
 		"cut in the middle": envelope("RunnerGoodbye", ContentType, body[:len(body)-1]),
 	} {
 		if err := Decode(msg, &runbusv1.RunnerGoodbye{}); schemas.CodeOf(err) != schemas.CodeInvalid {

@@ -420,3 +420,23 @@ func TestSilenceIsCountedFromTheLastCredit(t *testing.T) {
 		t.Fatalf("%d credits ignored", n)
 	}
 }
+
+// A publish that fails only after the stream was resumed must not stop it again.
+func TestLateFailureDoesNotStall(t *testing.T) {
+	w := newWorld(DefaultWindow)
+	if err := w.sender.take(&runbusv1.RunnerWorkAccepted{}, 0); err != nil {
+		t.Fatal(err)
+	}
+	_, seq, epoch := w.sender.out.take()
+	w.sender.out.resume(w.now)
+	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession})
+	w.sender.out.failed(seq, epoch)
+	if msg, again, _ := w.sender.out.take(); msg == nil || again != seq {
+		t.Fatalf("frame %d is not sent again", seq)
+	}
+	// A failure of now does stop it, until the next resume is answered.
+	w.sender.out.failed(seq, w.sender.out.epoch)
+	if msg, _, _ := w.sender.out.take(); msg != nil {
+		t.Fatal("it goes on without a link")
+	}
+}

@@ -436,7 +436,13 @@ func TestClosedDispatchIsAcknowledged(t *testing.T) {
 	if err := s.Drain(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	send(t, s, chunk([]byte("late")))
+	// From here on its window is shut for chunks; what passes is acknowledged by a resume.
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if err := s.Send(ctx, chunk([]byte("late"))); !errors.Is(err, context.DeadlineExceeded) {
+		t.Fatalf("a chunk for a dispatch that is closed: %v", err)
+	}
+	send(t, s, &runbusv1.RunnerWorkProgress{})
 	p.senders.Resume()
 	if err := s.Drain(within(t)); err != nil {
 		t.Fatal(err)
