@@ -167,7 +167,7 @@ func (a *answers) deliver(msg *nats.Msg) {
 	}
 }
 
-// isNoResponders recognizes the server's message that nobody was subscribed.
+// isNoResponders knows the server's message that nobody was subscribed.
 func isNoResponders(msg *nats.Msg) bool {
 	return len(msg.Data) == 0 && msg.Header.Get("Status") == "503"
 }
