@@ -15,6 +15,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"time"
 
@@ -198,11 +199,7 @@ func encodeKey(key *ecdsa.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), nil
 }
 
-// validHost accepts what a certificate may hold as a DNS name, by RFC 1123, without wildcards.
-func validHost(name string) bool {
-	if name == "" || len(name) > 253 {
-		return false
-	}
-	template := x509.Certificate{DNSNames: []string{name}}
-	return template.VerifyHostname(name) == nil && net.ParseIP(name) == nil && name[0] != '*'
-}
+// hostName is an RFC 1123 name, without wildcards.
+var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,61}[A-Za-z0-9])?)*$`)
+
+func validHost(name string) bool { return len(name) <= 253 && hostName.MatchString(name) }

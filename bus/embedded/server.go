@@ -145,6 +145,13 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 		nats.Nkey(s.keys.Public(u), s.keys.pairs[string(u)].Sign),
 		nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(),
+		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
+			subject := ""
+			if sub != nil {
+				subject = sub.Subject
+			}
+			s.log.log.Warn("in-process connection", "user", u, "subject", subject, "error", err)
+		}),
 	}, o...)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -21,7 +21,7 @@ const (
 // The subjects themselves are not imported into OPS: a watcher there would count as a listener, and hide that a runner is
 // gone. Credentials in a copy are sealed to the runner, as in the original. Safe for concurrent use.
 type Copies struct {
-	nc      *nats.Conn
+	publish func(*nats.Msg) error
 	log     *slog.Logger
 	queue   chan *nats.Msg
 	bytes   atomic.Int64 // in queue
@@ -37,7 +37,11 @@ func NewCopies(nc *nats.Conn, log *slog.Logger) *Copies {
 	if log == nil {
 		log = slog.Default()
 	}
-	c := &Copies{nc: nc, log: log, queue: make(chan *nats.Msg, copiesQueued), stopped: make(chan struct{}), done: make(chan struct{})}
+	return newCopies(nc.PublishMsg, log)
+}
+
+func newCopies(publish func(*nats.Msg) error, log *slog.Logger) *Copies {
+	c := &Copies{publish: publish, log: log, queue: make(chan *nats.Msg, copiesQueued), stopped: make(chan struct{}), done: make(chan struct{})}
 	go c.run()
 	return c
 }
@@ -45,6 +49,11 @@ func NewCopies(nc *nats.Conn, log *slog.Logger) *Copies {
 // Publish copies m, as it was sent to subject, with the same headers and no reply subject. It never blocks and never
 // fails the caller: what doesn't fit into the queue (1024 messages, 16 MiB) is dropped and counted.
 func (c *Copies) Publish(subject string, m proto.Message) {
+	select {
+	case <-c.stopped:
+		return
+	default:
+	}
 	msg, err := bus.NewMsg(subject, m)
 	if err != nil {
 		c.drop("a message cannot be copied for ops", "subject", subject, "error", err)
@@ -94,7 +103,7 @@ func (c *Copies) run() {
 
 func (c *Copies) send(msg *nats.Msg) {
 	c.bytes.Add(-int64(msg.Size()))
-	if err := c.nc.PublishMsg(msg); err != nil {
+	if err := c.publish(msg); err != nil {
 		c.drop("a copy for ops was not sent", "subject", msg.Subject, "error", err)
 	}
 }
