@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -57,7 +58,7 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	roots, err := source.NewRoots(cfg.FileRoots)
+	roots, err := source.OpenRoots(strings.Join(cfg.FileRoots, string(os.PathListSeparator)))
 	if err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_FILE_ROOTS: %w", err)}
 	}
@@ -96,6 +97,7 @@ func (a *Agent) Abort() {
 // Run connects, enrols and works until it is drained or told to stop; then it returns nil, or an error for ExitCode. A
 // cancelled ctx ends it at once, without goodbye. A lost link is mended for ever (SPEC E8).
 func (a *Agent) Run(ctx context.Context) error {
+	defer a.env.Roots.Close()
 	a.log.Info(schemas.RoleRunnerText)
 	a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
 	if err := a.connect(); err != nil {
