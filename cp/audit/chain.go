@@ -26,13 +26,15 @@ const (
 	maxEventBytes = 128 << 10
 )
 
-// ErrBroken says that the chain of stored batches does not hold: one was changed, removed, inserted or moved.
-type ErrBroken struct {
+// BrokenError says that the chain of stored batches does not hold: one was changed, removed, inserted or moved.
+type BrokenError struct {
 	Number uint64 // of the batch where it shows
 	Why    string
 }
 
-func (e *ErrBroken) Error() string { return fmt.Sprintf("the audit chain is broken at batch %d: %s", e.Number, e.Why) }
+func (e *BrokenError) Error() string {
+	return fmt.Sprintf("the audit chain is broken at batch %d: %s", e.Number, e.Why)
+}
 
 // chain is the end of a chain of stored batches. The zero chain is the empty one.
 type chain struct {
@@ -62,21 +64,21 @@ func (c chain) encode(writer string, events [][]byte) ([]byte, error) {
 }
 
 // next verifies that body, stored as message seq, is the batch that comes next, and moves the chain behind it. It returns
-// an *ErrBroken, and the chain stays, if it is not. In the stream of one chain a batch's number is its sequence.
+// an *BrokenError, and the chain stays, if it is not. In the stream of one chain a batch's number is its sequence.
 func (c *chain) next(seq uint64, body []byte) (*runbusv1.AuditBatch, error) {
 	want := c.number + 1
 	if seq != want {
-		return nil, &ErrBroken{Number: want, Why: fmt.Sprintf("it is missing; message %d follows", seq)}
+		return nil, &BrokenError{Number: want, Why: fmt.Sprintf("it is missing; message %d follows", seq)}
 	}
 	batch, err := decodeBatch(body)
 	if err != nil {
-		return nil, &ErrBroken{Number: want, Why: "it does not decode: " + err.Error()}
+		return nil, &BrokenError{Number: want, Why: "it does not decode: " + err.Error()}
 	}
 	if batch.GetNumber() != want {
-		return nil, &ErrBroken{Number: want, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
+		return nil, &BrokenError{Number: want, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
 	}
 	if batch.GetPrevious() != c.sum {
-		return nil, &ErrBroken{Number: want, Why: "it does not continue the batch before it"}
+		return nil, &BrokenError{Number: want, Why: "it does not continue the batch before it"}
 	}
 	*c = after(batch.GetNumber(), body)
 	return batch, nil

@@ -60,7 +60,7 @@ type entry struct {
 }
 
 // New opens the log for one writer: the name of the replica, at most 64 bytes. It reads the end of the stream, so it
-// fails when JetStream is not there, and with an *ErrBroken when the last batch is damaged.
+// fails when JetStream is not there, and with an *BrokenError when the last batch is damaged.
 func New(ctx context.Context, store *jetstream.Store, writer string, log *slog.Logger) (*Log, error) {
 	if writer == "" || len(writer) > maxWriter {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the audit log's writer needs a name of 1-%d bytes", maxWriter)
@@ -315,7 +315,7 @@ func finish(batch []*entry, err error) {
 func (l *Log) reload(ctx context.Context) error {
 	seq, body, err := l.store.LastAudit(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
-		return &ErrBroken{Number: seq, Why: "it is the last one and was removed"}
+		return &BrokenError{Number: seq, Why: "it is the last one and was removed"}
 	}
 	if err != nil {
 		return err
@@ -324,16 +324,16 @@ func (l *Log) reload(ctx context.Context) error {
 	if seq > 0 {
 		batch, err := decodeBatch(body)
 		if err != nil {
-			return &ErrBroken{Number: seq, Why: "it does not decode: " + err.Error()}
+			return &BrokenError{Number: seq, Why: "it does not decode: " + err.Error()}
 		}
 		if batch.GetNumber() != seq {
-			return &ErrBroken{Number: seq, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
+			return &BrokenError{Number: seq, Why: fmt.Sprintf("the batch in its place has number %d", batch.GetNumber())}
 		}
 		end = after(seq, body)
 	}
 	known, _ := l.end()
 	if end.number < known.number || end.number == known.number && end.sum != known.sum {
-		return &ErrBroken{Number: known.number, Why: "it is not what was written there"}
+		return &BrokenError{Number: known.number, Why: "it is not what was written there"}
 	}
 	l.setEnd(end, true)
 	return nil

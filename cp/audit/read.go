@@ -67,14 +67,14 @@ func unreadable(cause error) error {
 		WithHint("try again when /readyz is ready")
 }
 
-// Verify walks the whole chain and returns how many batches hold. An *ErrBroken says at which batch it breaks: one was
+// Verify walks the whole chain and returns how many batches hold. An *BrokenError says at which batch it breaks: one was
 // changed, removed (the last one too), inserted or moved, or what this replica wrote or saw is not there any more. Any
 // other error says that the stream could not be read.
 func (l *Log) Verify(ctx context.Context) (batches uint64, err error) {
 	known, _ := l.end()
 	last, _, err := l.store.LastAudit(ctx)
 	if errors.Is(err, jetstream.ErrNotFound) {
-		return 0, &ErrBroken{Number: last, Why: "it is the last one and was removed"}
+		return 0, &BrokenError{Number: last, Why: "it is the last one and was removed"}
 	}
 	if err != nil {
 		return 0, fmt.Errorf("verify the audit log: %w", err)
@@ -85,19 +85,19 @@ func (l *Log) Verify(ctx context.Context) (batches uint64, err error) {
 			return err
 		}
 		if c.number == known.number && c.sum != known.sum {
-			return &ErrBroken{Number: c.number, Why: "it is not what was written there"}
+			return &BrokenError{Number: c.number, Why: "it is not what was written there"}
 		}
 		return nil
 	})
 	if err != nil {
-		var broken *ErrBroken
+		var broken *BrokenError
 		if errors.As(err, &broken) {
 			return c.number, err
 		}
 		return c.number, fmt.Errorf("verify the audit log: %w", err)
 	}
 	if end := max(last, known.number); c.number < end {
-		return c.number, &ErrBroken{Number: c.number + 1, Why: fmt.Sprintf("the stream ends before batch %d", end)}
+		return c.number, &BrokenError{Number: c.number + 1, Why: fmt.Sprintf("the stream ends before batch %d", end)}
 	}
 	return c.number, nil
 }

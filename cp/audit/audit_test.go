@@ -1,0 +1,511 @@
+package audit
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	natsjs "github.com/nats-io/nats.go/jetstream"
+	"github.com/nats-io/nkeys"
+	"go.uber.org/goleak"
+
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const subject = "runbus.audit"
+
+func ctxOf(t testing.TB) context.Context {
+	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func openStore(t testing.TB, b *bustest.Bus, nc *nats.Conn) *jetstream.Store {
+	t.Helper()
+	s, err := jetstream.Open(ctxOf(t), nc, jetstream.Options{Fresh: true, Log: b.Log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	return s
+}
+
+// run runs a log until the test ends, or until the returned function is called.
+func run(t testing.TB, l *Log) (stop func()) {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := l.Run(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	}()
+	stop = func() { cancel(); <-done }
+	t.Cleanup(stop)
+	return stop
+}
+
+func newLog(t testing.TB, b *bustest.Bus, s *jetstream.Store, writer string) *Log {
+	t.Helper()
+	l, err := New(ctxOf(t), s, writer, b.Log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return l
+}
+
+func event(tenant, what string) *runbusv1.AuditEvent {
+	e := Event("person:ada", "key.mint", what, "ok", "why", "<test & more>")
+	e.Tenant = tenant
+	return e
+}
+
+// ids counts how often each event stands in the stream.
+func ids(t testing.TB, s *jetstream.Store) map[string]int {
+	t.Helper()
+	found := map[string]int{}
+	if err := s.ReadAudit(ctxOf(t), 1, func(_ uint64, body []byte) error {
+		batch, err := decodeBatch(body)
+		if err != nil {
+			return err
+		}
+		for _, e := range batch.GetEvents() {
+			found[e.GetId()]++
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return found
+}
+
+func TestGroupCommit(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	run(t, l)
+	const n = 1000
+	var all sync.WaitGroup
+	events := make([]*runbusv1.AuditEvent, n)
+	for i := range events {
+		events[i] = event("acme", fmt.Sprintf("key:%d", i))
+		all.Go(func() {
+			if err := l.Record(ctx, events[i]); err != nil {
+				t.Errorf("record %d: %v", i, err)
+			}
+		})
+	}
+	all.Wait()
+	found := ids(t, s)
+	for i, e := range events {
+		if found[e.GetId()] != 1 {
+			t.Fatalf("event %d is there %d times", i, found[e.GetId()])
+		}
+		if e.GetAt() == nil {
+			t.Fatalf("event %d has no time", i)
+		}
+	}
+	batches, err := l.Verify(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("%d events in %d batches", n, batches)
+	if batches > n/5 {
+		t.Fatalf("%d events took %d batches: no group commit", n, batches)
+	}
+}
+
+func TestTwoWritersOneChain(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	logs := []*Log{newLog(t, b, s, "one"), newLog(t, b, s, "two"), newLog(t, b, s, "three")}
+	var all sync.WaitGroup
+	for _, l := range logs {
+		run(t, l)
+		for g := range 4 {
+			all.Go(func() {
+				for i := range 25 {
+					if err := l.Record(ctx, event("acme", fmt.Sprintf("%s-%d-%d", l.writer, g, i))); err != nil {
+						t.Errorf("record: %v", err)
+						return
+					}
+				}
+			})
+		}
+	}
+	all.Wait()
+	found := ids(t, s)
+	if len(found) != len(logs)*4*25 {
+		t.Fatalf("%d events are there", len(found))
+	}
+	for id, n := range found {
+		if n != 1 {
+			t.Fatalf("event %s is there %d times", id, n)
+		}
+	}
+	for _, l := range logs {
+		if _, err := l.Verify(ctx); err != nil {
+			t.Fatalf("%s: %v", l.writer, err)
+		}
+	}
+}
+
+func TestListIsOfOneTenant(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	run(t, l)
+	for i := range 3 * listWindow { // one batch each, several windows
+		tenant := [...]string{"acme", "other", ""}[i%3]
+		if err := l.Record(ctx, event(tenant, fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, limit := range []int{1, 5, 40, 0} {
+		events, err := l.List(ctx, "acme", limit)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := limit
+		if limit == 0 {
+			want = listWindow
+		}
+		if len(events) != want {
+			t.Fatalf("limit %d: %d events", limit, len(events))
+		}
+		for i, e := range events {
+			if n := 3*listWindow - 3*(len(events)-i); e.GetTenant() != "acme" || e.GetSubject() != fmt.Sprint(n) {
+				t.Fatalf("limit %d: event %d is %v, not number %d", limit, i, e, n)
+			}
+		}
+	}
+	if _, err := l.List(ctx, "", 1); schemas.CodeOf(err) != schemas.CodeInvalid {
+		t.Fatalf("list of no tenant: %v", err)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	stop := run(t, l)
+	big := Event("operator", "tenant.create", "tenant:x", "ok", "blob", strings.Repeat("x", maxEventBytes))
+	if err := l.Record(ctx, big); schemas.CodeOf(err) != schemas.CodeLimit {
+		t.Fatalf("an event that is too large: %v", err)
+	}
+	if err := l.Record(ctx, Event("", "a", "b", "ok")); schemas.CodeOf(err) != schemas.CodeInvalid {
+		t.Fatalf("an event without actor: %v", err)
+	}
+	if err := l.Record(ctx, Event("operator", "a", "b\xff", "ok")); schemas.CodeOf(err) != schemas.CodeInvalid {
+		t.Fatalf("an event that is not text: %v", err)
+	}
+	for i := range 6 { // as large as they may be, and with what JSON escapes
+		if err := l.Record(ctx, Event("operator", "a", "b", "ok", "blob", strings.Repeat("<", maxEventBytes-1000), "n", fmt.Sprint(i))); err != nil {
+			t.Fatalf("a large event: %v", err)
+		}
+	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	if err := l.Record(gone, event("acme", "x")); schemas.CodeOf(err) != schemas.CodeUnavailable {
+		t.Fatalf("record of a caller that has gone: %v", err)
+	}
+	stop()
+	if err := l.Record(ctx, event("acme", "x")); schemas.CodeOf(err) != schemas.CodeUnavailable {
+		t.Fatalf("record after the end: %v", err)
+	}
+	if _, err := New(ctx, s, "", b.Log); err == nil {
+		t.Fatal("a writer without a name")
+	}
+}
+
+// Notes beyond what may wait are dropped, counted, and the count is recorded. What is pending at the end is written.
+func TestOverflow(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	const over = 7
+	for i := range maxNotes + over {
+		l.Note(event("acme", fmt.Sprint(i)))
+	}
+	l.Note(Event("", "", "", "")) // can't be encoded: dropped too
+	run(t, l)()                   // ended at once, and yet it writes all
+	told, notes := "", 0
+	if err := s.ReadAudit(ctx, 1, func(_ uint64, body []byte) error {
+		if len(body) > maxBatchBytes {
+			t.Errorf("a batch has %d bytes", len(body))
+		}
+		batch, err := decodeBatch(body)
+		for _, e := range batch.GetEvents() {
+			if e.GetAction() == ActionOverflow {
+				told = e.GetDetails()["dropped"]
+			} else {
+				notes++
+			}
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	if told != fmt.Sprint(over+1) || notes != maxNotes {
+		t.Fatalf("dropped %s, written %d", told, notes)
+	}
+	if _, err := l.Verify(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// While JetStream is away Record says so within its context, and what it refused is not recorded later.
+func TestUnavailable(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	nc := overTCP(t, b, nats.ReconnectBufSize(-1))
+	s := openStore(t, b, nc)
+	l := newLog(t, b, s, "one")
+	run(t, l)
+	if err := l.Record(ctx, event("acme", "before")); err != nil {
+		t.Fatal(err)
+	}
+	cut := nc.StatusChanged(nats.RECONNECTING)
+	b.Shutdown()
+	<-cut // from here on nothing can have been sent
+	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	defer cancel()
+	refused := event("acme", "during")
+	began := time.Now()
+	if err := l.Record(short, refused); schemas.CodeOf(err) != schemas.CodeUnavailable {
+		t.Fatalf("record without JetStream: %v", err)
+	}
+	if took := time.Since(began); took > 5*time.Second {
+		t.Fatalf("record took %v", took)
+	}
+	noted := event("acme", "noted")
+	l.Note(noted)
+	b.Restart(t)
+	after := event("acme", "after")
+	for {
+		err := l.Record(ctx, after)
+		if err == nil {
+			break
+		}
+		if ctx.Err() != nil {
+			t.Fatalf("record after the restart: %v", err)
+		}
+	}
+	found := ids(t, s)
+	if found[refused.GetId()] != 0 || found[noted.GetId()] != 1 || found[after.GetId()] == 0 {
+		t.Fatalf("refused %d, noted %d, after %d times", found[refused.GetId()], found[noted.GetId()], found[after.GetId()])
+	}
+	if _, err := l.Verify(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Restarts in the middle of writing: what was acknowledged is there, and nothing is there twice.
+func TestRestartsWhileWriting(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, overTCP(t, b))
+	logs := []*Log{newLog(t, b, s, "one"), newLog(t, b, s, "two")}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	acknowledged := map[string]bool{}
+	progress := make(chan struct{}, 100_000)
+	end := make(chan struct{})
+	for _, l := range logs {
+		run(t, l)
+		for range 4 {
+			all.Go(func() {
+				for {
+					select {
+					case <-end:
+						return
+					default:
+					}
+					e := event("acme", l.writer)
+					if err := l.Record(ctx, e); err == nil {
+						mu.Lock()
+						acknowledged[e.GetId()] = true
+						mu.Unlock()
+						progress <- struct{}{}
+					}
+				}
+			})
+		}
+	}
+	for range 3 {
+		for range 200 {
+			select {
+			case <-progress:
+			case <-ctx.Done():
+				t.Fatal("nothing is written any more")
+			}
+		}
+		b.Restart(t)
+	}
+	for len(progress) > 0 {
+		<-progress
+	}
+	<-progress // it goes on
+	close(end)
+	all.Wait()
+	found := ids(t, s)
+	for id := range acknowledged {
+		if found[id] != 1 {
+			t.Fatalf("an acknowledged event is there %d times", found[id])
+		}
+	}
+	for id, n := range found {
+		if n != 1 {
+			t.Fatalf("event %s is there %d times", id, n)
+		}
+	}
+	for _, l := range logs {
+		if n, err := l.Verify(ctx); err != nil {
+			t.Fatal(err)
+		} else {
+			t.Logf("%d events, %d acknowledged, %d batches", len(found), len(acknowledged), n)
+		}
+	}
+}
+
+// overTCP is a connection in SEC that survives a restart of the server.
+func overTCP(t testing.TB, b *bustest.Bus, o ...nats.Option) *nats.Conn {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(b.Dir, "keys.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var file struct {
+		Seeds map[string]string `json:"seeds"`
+	}
+	if err := json.Unmarshal(raw, &file); err != nil {
+		t.Fatal(err)
+	}
+	key, err := nkeys.FromSeed([]byte(file.Seeds[string(embedded.UserSec)]))
+	if err != nil {
+		t.Fatal(err)
+	}
+	nc, err := nats.Connect(b.URL(), append([]nats.Option{
+		nats.RootCAs(b.CAFile), nats.Nkey(b.Keys.Public(embedded.UserSec), key.Sign), nats.MaxReconnects(-1),
+		nats.ReconnectWait(20 * time.Millisecond), nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(),
+	}, o...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(nc.Close)
+	return nc
+}
+
+// Whoever holds the control plane's own credential can put a message behind the chain or replace the stream. Verify tells.
+func TestVerifyFindsTampering(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	nc := b.Conn(t, embedded.UserSec)
+	s := openStore(t, b, nc)
+	js, err := natsjs.New(nc)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLog(t, b, s, "one")
+	stop := run(t, l)
+	for i := range 5 {
+		if err := l.Record(ctx, event("acme", fmt.Sprint(i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	var good [][]byte
+	if err := s.ReadAudit(ctx, 1, func(_ uint64, body []byte) error {
+		good = append(good, body)
+		return nil
+	}); err != nil || len(good) != 5 {
+		t.Fatalf("%d batches, %v", len(good), err)
+	}
+	st, err := js.Stream(ctx, "RUNBUS_AUDIT")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := st.CachedInfo().Config
+	replace := func(bodies [][]byte) {
+		t.Helper()
+		// A stream deleted twice within milliseconds can come back with what it had: nats-server removes its folder in the
+		// background, and a second removal of that name fails meanwhile.
+		for old := uint64(1); old > 0; {
+			if err := js.DeleteStream(ctx, config.Name); err != nil {
+				t.Fatal(err)
+			}
+			st, err := js.CreateStream(ctx, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			old = st.CachedInfo().State.LastSeq
+		}
+		for _, body := range bodies {
+			if _, err := js.Publish(ctx, subject, body); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, c := range tamperings(good) {
+		replace(c.bodies)
+		_, err := l.Verify(ctx)
+		var broken *BrokenError
+		if !errors.As(err, &broken) || broken.Number != c.at {
+			t.Errorf("%s: %v", c.name, err)
+		}
+	}
+	// The whole history written anew, with a chain that holds: only who knew the old end notices.
+	c := chain{}
+	var forged [][]byte
+	for range good {
+		body, err := c.encode("one", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forged = append(forged, body)
+		c = after(c.number+1, body)
+	}
+	replace(forged)
+	var broken *BrokenError
+	if _, err := l.Verify(ctx); !errors.As(err, &broken) || broken.Number != 5 {
+		t.Errorf("a forged history: %v", err)
+	}
+	replace(good)
+	if n, err := l.Verify(ctx); err != nil || n != 5 {
+		t.Fatalf("the true history: %d, %v", n, err)
+	}
+	// A log that finds its history cut off refuses to go on from there.
+	replace(good[:3])
+	again := newLog(t, b, s, "one")
+	again.setEnd(after(5, good[4]), false)
+	run(t, again)
+	short, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
+	defer cancel()
+	if err := again.Record(short, event("acme", "x")); schemas.CodeOf(err) != schemas.CodeUnavailable {
+		t.Fatalf("record onto a history that was cut off: %v", err)
+	}
+	replace(append(good[:4:4], []byte("{")))
+	if _, err := New(ctx, s, "one", b.Log); !errors.As(err, &broken) {
+		t.Fatalf("open onto a damaged end: %v", err)
+	}
+}
