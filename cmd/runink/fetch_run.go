@@ -26,7 +26,6 @@ func fetchCommand() *cli.Command {
 		&cli.DurationFlag{Name: "timeout", Usage: "of the whole fetch"},
 		&cli.BoolFlag{Name: "quiet", Usage: "no progress"},
 	}, fetchRun)
-	run.DisableSliceFlagSeparator = true // a setting may have commas
 	run.Description = `Settings by kind: file path, format; sqlite path; postgres host, port, database, username, sslMode (secret: password);
 http url, format, jsonPath, paging (secrets by auth mode). docs/sources.md has them all. Ctrl-C cancels.
 

@@ -29,11 +29,12 @@ stack running.
 
 Server and token come from the current context (runink context list), or from RUNINK_URL, RUNINK_TOKEN and RUNINK_CA.
 Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 outcome unknown.`,
-		HideHelpCommand:      true,
-		EnableBashCompletion: true,
-		ExitErrHandler:       func(*cli.Context, error) {}, // main reports once and chooses the status
-		OnUsageError:         onUsage,
-		Action:               noCommand,
+		HideHelpCommand:           true,
+		EnableBashCompletion:      true,
+		DisableSliceFlagSeparator: true,                         // a setting may have commas
+		ExitErrHandler:            func(*cli.Context, error) {}, // main reports once and chooses the status
+		OnUsageError:              onUsage,
+		Action:                    noCommand,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "context", Usage: "use this context instead of the current one", EnvVars: []string{"RUNINK_CONTEXT"}},
 		},
