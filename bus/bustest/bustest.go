@@ -57,7 +57,7 @@ func Start(t testing.TB, options ...Option) *Bus {
 	if err != nil {
 		t.Fatalf("start the test's server: %v", err)
 	}
-	t.Cleanup(func() { b.Server.Shutdown() })
+	t.Cleanup(func() { b.Shutdown() }) // of the server that runs then: see Restart
 	return b
 }
 

@@ -40,7 +40,7 @@ func (d *calloutDouble) serve(t testing.TB, b *Bus) {
 	if err != nil {
 		t.Fatalf("connect the callout's double: %v", err)
 	}
-	if _, err := nc.Subscribe(calloutSubject, func(m *nats.Msg) { d.answer(b, m) }); err != nil {
+	if _, err := nc.Subscribe(calloutSubject, func(m *nats.Msg) { d.answer(b, nc, m) }); err != nil {
 		t.Fatalf("subscribe the callout's double: %v", err)
 	}
 	if err := nc.Flush(); err != nil {
@@ -65,7 +65,7 @@ func (d *calloutDouble) addRunner(t testing.TB, ref schemas.RunnerRef) (public s
 }
 
 // answer decides about one client. It answers a request it can't read with nothing: the server refuses the client then.
-func (d *calloutDouble) answer(b *Bus, m *nats.Msg) {
+func (d *calloutDouble) answer(b *Bus, nc *nats.Conn, m *nats.Msg) {
 	keys := b.Keys
 	server := m.Header.Get(serverXKey)
 	body, err := keys.XKey().Open(m.Data, server)
@@ -96,7 +96,7 @@ func (d *calloutDouble) answer(b *Bus, m *nats.Msg) {
 		b.out.printf("callout double: seal the response: %v", err)
 		return
 	}
-	if err := m.Respond(sealed); err != nil {
+	if err := nc.Publish(m.Reply, sealed); err != nil {
 		b.out.printf("callout double: answer: %v", err)
 	}
 }

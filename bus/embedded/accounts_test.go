@@ -26,7 +26,7 @@ type store struct {
 	sec, mirror natsjs.JetStream
 }
 
-func newStore(t *testing.T, ctx context.Context, b *bustest.Bus) store {
+func newStore(ctx context.Context, t *testing.T, b *bustest.Bus) store {
 	t.Helper()
 	sec, err := natsjs.New(b.Conn(t, embedded.UserSec))
 	if err != nil {
@@ -61,7 +61,7 @@ func newStore(t *testing.T, ctx context.Context, b *bustest.Bus) store {
 }
 
 // put appends to a stream of SEC and returns the sequence.
-func (s store) put(t *testing.T, ctx context.Context, subject, body string) uint64 {
+func (s store) put(ctx context.Context, t *testing.T, subject, body string) uint64 {
 	t.Helper()
 	ack, err := s.sec.Publish(ctx, subject, []byte(body))
 	if err != nil {
@@ -70,7 +70,7 @@ func (s store) put(t *testing.T, ctx context.Context, subject, body string) uint
 	return ack.Sequence
 }
 
-func lastSeq(t *testing.T, ctx context.Context, js natsjs.JetStream, name string) uint64 {
+func lastSeq(ctx context.Context, t *testing.T, js natsjs.JetStream, name string) uint64 {
 	t.Helper()
 	st, err := js.Stream(ctx, name)
 	if err != nil {
@@ -80,7 +80,7 @@ func lastSeq(t *testing.T, ctx context.Context, js natsjs.JetStream, name string
 }
 
 // follow reads a mirror as ops do, with an ordered consumer, into a channel.
-func follow(t *testing.T, ctx context.Context, ops *nats.Conn, name string) <-chan natsjs.Msg {
+func follow(ctx context.Context, t *testing.T, ops *nats.Conn, name string) <-chan natsjs.Msg {
 	t.Helper()
 	js, err := natsjs.New(ops)
 	if err != nil {
@@ -116,12 +116,12 @@ func TestOpsSeeMirrorsAndNothingElseOfSEC(t *testing.T) {
 	b := bustest.Start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 6*soon)
 	defer cancel()
-	s := newStore(t, ctx, b)
-	s.put(t, ctx, "$KV.runbus_identities.x", "secret")
+	s := newStore(ctx, t, b)
+	s.put(ctx, t, "$KV.runbus_identities.x", "secret")
 	ops := b.OpsConn(t)
-	beats, audit := follow(t, ctx, ops, heartbeats), follow(t, ctx, ops, auditLog)
-	s.put(t, ctx, "$KV.runbus_heartbeats.acme.r", "beat")
-	s.put(t, ctx, "runbus.audit", "event")
+	beats, audit := follow(ctx, t, ops, heartbeats), follow(ctx, t, ops, auditLog)
+	s.put(ctx, t, "$KV.runbus_heartbeats.acme.r", "beat")
+	s.put(ctx, t, "runbus.audit", "event")
 	expectBody(t, beats, "beat")
 	expectBody(t, audit, "event")
 
@@ -144,13 +144,13 @@ func TestOpsSeeMirrorsAndNothingElseOfSEC(t *testing.T) {
 			t.Errorf("ops may publish %s", subject)
 		}
 	}
-	s.unchanged(t, ctx, map[string]uint64{"KV_runbus_identities": 1, heartbeats: 1, auditLog: 1})
+	s.unchanged(ctx, t, map[string]uint64{"KV_runbus_identities": 1, heartbeats: 1, auditLog: 1})
 }
 
-func (s store) unchanged(t *testing.T, ctx context.Context, want map[string]uint64) {
+func (s store) unchanged(ctx context.Context, t *testing.T, want map[string]uint64) {
 	t.Helper()
 	for name, seq := range want {
-		if got := lastSeq(t, ctx, s.sec, name); got != seq {
+		if got := lastSeq(ctx, t, s.sec, name); got != seq {
 			t.Errorf("%s in SEC is at %d, want %d", name, got, seq)
 		}
 	}
@@ -162,18 +162,18 @@ func TestAConsumerOfOpsReachesNothing(t *testing.T) {
 	b := bustest.Start(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 12*soon)
 	defer cancel()
-	s := newStore(t, ctx, b)
+	s := newStore(ctx, t, b)
 	ops := b.OpsConn(t)
 	js, err := natsjs.New(ops)
 	if err != nil {
 		t.Fatal(err)
 	}
-	audit := follow(t, ctx, ops, auditLog)
-	s.put(t, ctx, "$KV.runbus_identities.x", "identity")
-	s.put(t, ctx, "$KV.runbus_heartbeats.acme.r", "not an event")
-	s.put(t, ctx, "runbus.audit", `{"seq":1000}`) // what CONSUMER.RESET would understand
+	audit := follow(ctx, t, ops, auditLog)
+	s.put(ctx, t, "$KV.runbus_identities.x", "identity")
+	s.put(ctx, t, "$KV.runbus_heartbeats.acme.r", "not an event")
+	s.put(ctx, t, "runbus.audit", `{"seq":1000}`) // what CONSUMER.RESET would understand
 	expectBody(t, audit, `{"seq":1000}`)
-	expectBody(t, follow(t, ctx, ops, heartbeats), "not an event")
+	expectBody(t, follow(ctx, t, ops, heartbeats), "not an event")
 
 	runner := b.RunnerConn(t, acme)
 	work, err := runner.SubscribeSync(strings.TrimSuffix(schemas.WorkSubject(acme, "s"), "s") + "*")
@@ -204,7 +204,7 @@ func TestAConsumerOfOpsReachesNothing(t *testing.T) {
 		t.Fatal("no consumer was made: the test shows nothing")
 	}
 	// The marker: another event passes SEC, the mirror and all those consumers, then a work of the real dispatcher.
-	s.put(t, ctx, "runbus.audit", "marker")
+	s.put(ctx, t, "runbus.audit", "marker")
 	expectBody(t, audit, "marker")
 	if err := b.Conn(t, embedded.UserDispatch).Publish(schemas.WorkSubject(acme, "s"), []byte("work")); err != nil {
 		t.Fatal(err)
@@ -212,23 +212,23 @@ func TestAConsumerOfOpsReachesNothing(t *testing.T) {
 	if m, err := work.NextMsg(soon); err != nil || string(m.Data) != "work" {
 		t.Errorf("the runner got %v, %v, want the dispatcher's work and nothing before it", m, err)
 	}
-	s.unchanged(t, ctx, map[string]uint64{"KV_runbus_identities": 1, heartbeats: 1, auditLog: 2})
-	if names := streams(t, ctx, s.mirror); names != 2 {
+	s.unchanged(ctx, t, map[string]uint64{"KV_runbus_identities": 1, heartbeats: 1, auditLog: 2})
+	if names := streams(ctx, t, s.mirror); names != 2 {
 		t.Errorf("%d streams in OPS, want the two mirrors", names)
 	}
-	s.put(t, ctx, "runbus.audit", "afterwards")
+	s.put(ctx, t, "runbus.audit", "afterwards")
 	expectBody(t, audit, "afterwards")
 	for seq := uint64(1); seq <= 3; seq++ {
-		if source, view := body(t, ctx, s.sec, seq), body(t, ctx, js, seq); source != view {
+		if source, view := body(ctx, t, s.sec, seq), body(ctx, t, js, seq); source != view {
 			t.Errorf("event %d is %q in SEC and %q in the mirror", seq, source, view)
 		}
 	}
-	if n := lastSeq(t, ctx, js, auditLog); n != 3 {
+	if n := lastSeq(ctx, t, js, auditLog); n != 3 {
 		t.Errorf("the mirror has %d events, want 3", n)
 	}
 }
 
-func body(t *testing.T, ctx context.Context, js natsjs.JetStream, seq uint64) string {
+func body(ctx context.Context, t *testing.T, js natsjs.JetStream, seq uint64) string {
 	t.Helper()
 	st, err := js.Stream(ctx, auditLog)
 	if err != nil {
@@ -241,7 +241,7 @@ func body(t *testing.T, ctx context.Context, js natsjs.JetStream, seq uint64) st
 	return string(m.Data)
 }
 
-func streams(t *testing.T, ctx context.Context, js natsjs.JetStream) int {
+func streams(ctx context.Context, t *testing.T, js natsjs.JetStream) int {
 	t.Helper()
 	info, err := js.AccountInfo(ctx)
 	if err != nil {

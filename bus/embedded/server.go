@@ -1,12 +1,14 @@
 package embedded
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"net"
 	"net/url"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -92,7 +94,7 @@ func probeAddresses(c Config) error {
 		if addr == "" {
 			continue
 		}
-		l, err := net.Listen("tcp", addr)
+		l, err := (&net.ListenConfig{}).Listen(context.Background(), "tcp", addr)
 		switch {
 		case errors.Is(err, syscall.EADDRINUSE):
 			return schemas.Wrap(schemas.CodeConflict, err, fmt.Sprintf("address %s is already in use", addr)).
@@ -162,13 +164,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect the user %s in process: %w", u, err)
 	}
-	open := s.conns[:0]
-	for _, c := range s.conns {
-		if !c.IsClosed() {
-			open = append(open, c)
-		}
-	}
-	s.conns = append(open, nc)
+	s.conns = append(slices.DeleteFunc(s.conns, (*nats.Conn).IsClosed), nc)
 	return nc, nil
 }
 

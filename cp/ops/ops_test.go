@@ -264,7 +264,7 @@ func TestCopiesNeverBlock(t *testing.T) {
 	before := copies.Dropped()
 
 	blocked := make(chan struct{})
-	copies2 := ops.NewCopiesTo(func(m *nats.Msg) error { <-blocked; return errors.New("gone") }, slog.New(hook))
+	copies2 := ops.NewCopiesTo(func(*nats.Msg) error { <-blocked; return errors.New("gone") }, slog.New(hook))
 	big := &runbusv1.RunnerWorkAssignment{DispatchId: strings.Repeat("d", 1<<19)}
 	for range 100 {
 		copies2.Publish(schemas.WorkSubject(acme, "s"), big)
