@@ -116,7 +116,7 @@ func (r *Roots) Glob(pattern string) ([]string, error) {
 	}
 	var found []string
 	for _, place := range places {
-		matches, err := fs.Glob(place.root.dir.FS(), filepath.ToSlash(place.rel))
+		matches, err := fs.Glob(listing{place.root.dir}, filepath.ToSlash(place.rel))
 		if errors.Is(err, path.ErrBadPattern) {
 			return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not a valid file pattern", clip(pattern, 200))
 		}
@@ -148,6 +148,32 @@ func (r *Roots) Glob(pattern string) ([]string, error) {
 	}
 	slices.Sort(found)
 	return found, nil
+}
+
+// listing is a root as fs.Glob needs it. It opens folders only, and never blocks: the one of os.Root would wait at a pipe.
+type listing struct{ dir *os.Root }
+
+// Open is not used by fs.Glob, since there are Stat and ReadDir.
+func (l listing) Open(name string) (fs.File, error) {
+	return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrPermission}
+}
+
+// Stat follows symbolic links within the root.
+func (l listing) Stat(name string) (fs.FileInfo, error) { return l.dir.Stat(filepath.FromSlash(name)) }
+
+// ReadDir lists a folder, sorted.
+func (l listing) ReadDir(name string) ([]fs.DirEntry, error) {
+	if info, err := l.Stat(name); err != nil || !info.IsDir() {
+		return nil, errors.Join(err, fs.ErrInvalid)
+	}
+	f, err := l.dir.OpenFile(filepath.FromSlash(name), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { _ = f.Close() }()
+	entries, err := f.ReadDir(-1)
+	slices.SortFunc(entries, func(a, b fs.DirEntry) int { return strings.Compare(a.Name(), b.Name()) })
+	return entries, err
 }
 
 func (r *Roots) literal(name string) ([]string, error) {

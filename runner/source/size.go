@@ -55,7 +55,7 @@ func sliceSize(data arrow.ArrayData, offset, n int) int64 {
 	}
 	buffers, children := data.Buffers(), data.Children()
 	var size int64
-	if len(buffers) > 0 && buffers[0] != nil && buffers[0].Len() > 0 && data.DataType().ID() != arrow.DENSE_UNION && data.DataType().ID() != arrow.SPARSE_UNION {
+	if data.NullN() != 0 && len(buffers) > 0 && buffers[0] != nil && data.DataType().ID() != arrow.DENSE_UNION && data.DataType().ID() != arrow.SPARSE_UNION {
 		size = bitutil.BytesForBits(int64(n))
 	}
 	switch t := data.DataType().(type) {
