@@ -70,7 +70,9 @@ var spec = source.Spec{
 	},
 }
 
-type connector struct{}
+type connector struct {
+	pause func(context.Context, time.Duration) error // between two tries; nil: sleep
+}
 
 // New returns the connector for HTTP APIs.
 func New() source.Connector { return connector{} }
@@ -79,7 +81,7 @@ func New() source.Connector { return connector{} }
 func (connector) Kind() string { return Kind }
 
 // Fetch reads the pages.
-func (connector) Fetch(ctx context.Context, env source.Env, req source.Request, out *source.Output) error {
+func (h connector) Fetch(ctx context.Context, env source.Env, req source.Request, out *source.Output) error {
 	c, err := configure(req)
 	if err != nil {
 		return err
@@ -95,7 +97,7 @@ func (connector) Fetch(ctx context.Context, env source.Env, req source.Request, 
 		TLSHandshakeTimeout:    15 * time.Second,
 	}
 	defer transport.CloseIdleConnections()
-	p := &pages{config: c, client: &client{config: c, transport: transport, left: c.maxBody}, out: out, table: tabular.NewTable(c.options, out, env.Allocator())}
+	p := &pages{config: c, client: &client{config: c, transport: transport, left: c.maxBody, pause: h.pause}, out: out, table: tabular.NewTable(c.options, out, env.Allocator())}
 	defer p.table.Release()
 	out.Phase(runbusv1.Phase_PHASE_CONNECTING, "connecting to "+c.url.Host)
 	err = p.read(ctx)
