@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -13,6 +14,9 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
+// credentialsWithin bounds the record that goes before the credentials: the runner's slot waits 5 s for them.
+const credentialsWithin = 4 * time.Second
+
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
 // them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
 func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
@@ -20,7 +24,9 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if len(names) > 256 {
 		names = strings.ToValidUTF8(names[:256], "") + "…"
 	}
-	if err := d.d.Audit.Record(ctx, run.event("credential.read", "ok", map[string]string{
+	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
+	defer cancel()
+	if err := d.d.Audit.Record(durable, run.event("credential.read", "ok", map[string]string{
 		"runner": run.runner.Ref.Runner, "names": names,
 	})); err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").

@@ -14,6 +14,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
@@ -42,6 +43,9 @@ func newEnv(t *testing.T, configure func(*dispatch.Deps), reg func(*registry.Dep
 	if configure != nil {
 		configure(&deps)
 	}
+	if deps.Audit == nil {
+		deps.Audit = e.stoppedLog(t)
+	}
 	var err error
 	e.d, err = dispatch.New(deps)
 	rt.Must(t, err)
@@ -66,6 +70,26 @@ func request(runner string) dispatch.Request {
 	return dispatch.Request{Caller: writer(), Runner: runner, Fetch: &runbusv1.RunFetchRequest{
 		Source: &runbusv1.Source{Kind: "file", Settings: map[string]string{"path": "/data/x.csv"}}, Query: "",
 	}}
+}
+
+// secretRequest is a request with a secret.
+func secretRequest() dispatch.Request {
+	r := request("edge-1")
+	r.Secrets = map[string]string{"password": "hunter2"}
+	return r
+}
+
+// stoppedLog is an audit log that records nothing any more.
+func (e *env) stoppedLog(t *testing.T) *audit.Log {
+	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	log, err := audit.New(ctx, e.Store, "stopped", e.Log)
+	rt.Must(t, err)
+	cancel()
+	if err := log.Run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		t.Fatal(err)
+	}
+	return log
 }
 
 // fetching is a fetch that runs.

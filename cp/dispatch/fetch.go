@@ -63,8 +63,11 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 	// Read and seal the credentials, if any: only now that they will be used.
 	if len(run.secrets) > 0 {
 		if err := d.sendCredentials(ctx, run); err != nil {
-			d.stopWork(run, stream, schemas.CodeCancelled)
-			return d.finish(run, failure(err))
+			end := d.cancelled(run, stream)
+			if ctx.Err() == nil {
+				end = failure(err) // the cancel is ours: without credentials the runner gives the work up by itself too
+			}
+			return d.finish(run, end)
 		}
 	}
 
@@ -74,6 +77,9 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 
 // assign publishes the assignment and waits for the runner's word. It returns the acceptance, or how the dispatch ended.
 func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*runbusv1.RunnerWorkAccepted, *ending) {
+	if ctx.Err() != nil {
+		return nil, ended(ending{code: OutcomeCancelled, err: errCancelled()})
+	}
 	published := d.d.Now()
 	within := min(d.d.AcceptWithin, run.timeout)
 	assignment := &runbusv1.RunnerWorkAssignment{

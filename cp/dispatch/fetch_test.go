@@ -80,9 +80,7 @@ func TestFetch(t *testing.T) {
 // Secrets are read only after the runner accepted, recorded before they are sealed, and open with the runner's key alone.
 func TestCredentials(t *testing.T) {
 	e := newEnv(t, nil, nil)
-	req := request("edge-1")
-	req.Secrets = map[string]string{"password": "hunter2"}
-	f := e.start(t, req)
+	f := e.start(t, secretRequest())
 	w := e.take(t)
 	if !w.assignment.GetCredentialsFollow() {
 		t.Fatal("the assignment doesn't say that credentials follow")
@@ -116,6 +114,25 @@ func TestCredentials(t *testing.T) {
 	}
 }
 
+// Credentials whose reading can't be recorded are not read: the work is given up.
+func TestAuditUnavailable(t *testing.T) {
+	e := newEnv(t, func(d *dispatch.Deps) { d.Audit = nil }, nil)
+	f := e.start(t, secretRequest())
+	w := e.take(t)
+	confirm(e, w)
+	rt.Send(t, w.Sender, &runbusv1.RunnerWorkAccepted{Pid: 1})
+	o := f.wait(t)
+	if o.Code != dispatch.OutcomeFailed || o.Err.Code != "unavailable" {
+		t.Errorf("outcome = %+v", o)
+	}
+	if o := e.runner.Order(t).GetCancel(); o.GetDispatchId() != w.assignment.GetDispatchId() {
+		t.Errorf("order = %v", o)
+	}
+	if len(e.runner.Work) != 0 {
+		t.Error("credentials were sent")
+	}
+}
+
 // What the runner refuses itself reads no credential (SPEC D6, D14).
 func TestRunnerRefuses(t *testing.T) {
 	e := newEnv(t, nil, nil)
@@ -123,9 +140,7 @@ func TestRunnerRefuses(t *testing.T) {
 		{"runner_busy", `runner "edge-1" is busy: it runs 4 of 4 works`},
 		{"runner_offline", `runner "edge-1" is offline: draining`},
 	} {
-		req := request("edge-1")
-		req.Secrets = map[string]string{"password": "hunter2"}
-		f := e.start(t, req)
+		f := e.start(t, secretRequest())
 		w := e.take(t)
 		w.fail(false, c[0], c[1])
 		wantOutcome(t, f.wait(t), dispatch.OutcomeRefused, c[0], c[1])

@@ -74,6 +74,8 @@ func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, s
 		return ending{code: OutcomeCancelled, err: err}
 	case err.Code == schemas.CodeDeadline:
 		return ending{code: OutcomeDeadline, err: err}
+	case err.Code == schemas.CodeRunnerLost: // its last words
+		return ending{code: OutcomeRunnerLost, err: err}
 	}
 	return failure(err)
 }

@@ -94,11 +94,15 @@ func (d *Dispatcher) orderCancel(ctx context.Context, run *run, code schemas.Cod
 	}
 }
 
+func errCancelled() *schemas.Error {
+	return schemas.Errorf(schemas.CodeCancelled, "the fetch was cancelled")
+}
+
 // cancelled ends a run because its caller asked for it or has gone (SPEC D12).
 func (d *Dispatcher) cancelled(run *run, stream *stream) ending {
 	switch v := d.stopWork(run, stream, schemas.CodeCancelled); v.state {
 	case neverStarted, stopped:
-		return ending{code: OutcomeCancelled, err: schemas.Errorf(schemas.CodeCancelled, "the fetch was cancelled")}
+		return ending{code: OutcomeCancelled, err: errCancelled()}
 	case gone:
 		return lostEnding(run, v.why)
 	default:

@@ -20,12 +20,18 @@ const (
 	stopping = runbusv1.CancelState_CANCEL_STATE_STOPPING
 )
 
-// confirm has the runner answer cancel orders and end the work with the code of the order.
-func confirm(e *env, w func() *work) {
+// confirm has the runner answer the next cancel order and end w with the code of the order. A nil w is given by the channel
+// that confirm returns.
+func confirm(e *env, w *work) chan<- *work {
+	works := make(chan *work, 1)
+	if w != nil {
+		works <- w
+	}
 	e.runner.OnCancel(func(c *runbusv1.CancelOrder) runbusv1.CancelState {
-		go w().fail(true, c.GetCode(), "stopped")
+		go func() { (<-works).fail(true, c.GetCode(), "stopped") }()
 		return stopping
 	})
+	return works
 }
 
 // Whoever may cancel does, the runner confirms, and the work is given up (SPEC D12).
@@ -34,7 +40,7 @@ func TestCancel(t *testing.T) {
 	f := e.start(t, request("edge-1"))
 	w := e.accept(t)
 	id := rt.Wait(t, "accepted", f.sink.accepted).DispatchID
-	confirm(e, func() *work { return w })
+	confirm(e, w)
 	other := writer()
 	other.Tenant = rt.Other
 	reader := writer()
@@ -65,7 +71,7 @@ func TestCallerGone(t *testing.T) {
 	for _, how := range []string{"context", "sink"} {
 		f := e.start(t, request("edge-1"))
 		w := e.accept(t)
-		confirm(e, func() *work { return w })
+		confirm(e, w)
 		rt.Wait(t, "accepted", f.sink.accepted)
 		if how == "context" {
 			f.stop()
@@ -92,7 +98,7 @@ func TestStuckCaller(t *testing.T) {
 	f.sink.mu.Unlock()
 	w.chunks([]byte("x"), []byte("y"))
 	rt.Wait(t, "the first chunk", f.sink.chunk)
-	confirm(e, func() *work { return w })
+	confirm(e, w)
 	rt.Must(t, e.d.Cancel(writer(), id))
 	if o := e.runner.Order(t).GetCancel(); o.GetDispatchId() != id {
 		t.Errorf("order = %v", o)
@@ -115,7 +121,7 @@ func TestDeadline(t *testing.T) {
 	e := newEnv(t, func(d *dispatch.Deps) { d.Timeout = 300 * time.Millisecond }, nil)
 	f := e.start(t, request("edge-1"))
 	w := e.accept(t)
-	confirm(e, func() *work { return w })
+	confirm(e, w)
 	wantOutcome(t, f.wait(t), dispatch.OutcomeDeadline, "deadline", `runner "edge-1" did not finish within 300ms and was stopped`)
 	if o := e.runner.Order(t).GetCancel(); o.GetCode() != "deadline" {
 		t.Errorf("order = %v", o)
@@ -145,8 +151,7 @@ func TestOutcomeUnknownText(t *testing.T) {
 // A runner that doesn't accept in time is asked: only its own word that it never started makes it a refusal.
 func TestNotAccepted(t *testing.T) {
 	e := newEnv(t, func(d *dispatch.Deps) { d.AcceptWithin = 200 * time.Millisecond }, nil)
-	secret := request("edge-1")
-	secret.Secrets = map[string]string{"password": "hunter2"}
+	secret := secretRequest()
 
 	e.runner.OnCancel(func(*runbusv1.CancelOrder) runbusv1.CancelState { return never })
 	f := e.start(t, secret)
@@ -158,10 +163,9 @@ func TestNotAccepted(t *testing.T) {
 	e.runner.Assignment(t)
 	wantOutcome(t, f.wait(t), dispatch.OutcomeUnknown, "outcome_unknown", "")
 
-	var w *work
-	confirm(e, func() *work { return w })
+	works := confirm(e, nil)
 	f = e.start(t, secret)
-	w = e.take(t)
+	works <- e.take(t)
 	o := f.wait(t)
 	if o.Code != dispatch.OutcomeFailed || !strings.Contains(o.Err.Message, "too late") {
 		t.Errorf("accepted too late: %+v", o)
@@ -249,7 +253,7 @@ func TestClose(t *testing.T) {
 	f := e.start(t, request("edge-1"))
 	w := e.accept(t)
 	rt.Wait(t, "accepted", f.sink.accepted)
-	confirm(e, func() *work { return w })
+	confirm(e, w)
 	ctx, cancel := context.WithCancel(t.Context())
 	closed := make(chan error, 1)
 	go func() { closed <- e.d.Close(ctx) }()

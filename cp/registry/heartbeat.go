@@ -30,6 +30,9 @@ func (r *Registry) serveHeartbeat(ctx context.Context, msg *nats.Msg, ref schema
 	case err != nil:
 		r.d.Log.Warn("heartbeat not recorded", "runner", ref.Runner, "tenant", ref.Tenant, "error", err)
 	case result == "rehello":
+		if msg.Reply != "" {
+			r.helloFirst(msg, ref) // whoever asks for an answer gets one; a runner's heartbeat doesn't
+		}
 		r.order(ref, beat.GetSession(), &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Rehello{Rehello: &runbusv1.RehelloOrder{}}})
 	case result == "replaced":
 		r.order(ref, beat.GetSession(), &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Replaced{

@@ -137,7 +137,12 @@ func TestHelloFirst(t *testing.T) {
 	if _, err := answers.NextMsg(rt.Patience); err != nil {
 		t.Fatal(err)
 	}
-	if n := s.Metric(t, "runbus_registry_dropped_total", map[string]string{"reason": "hello_first"}); n < 2 || n > 4 {
+	// A session that nobody was given is no hello either.
+	rt.Must(t, r.Conn.PublishWithReply(schemas.HeartbeatSubject(r.Ref), inbox, &runbusv1.RunnerHeartbeat{Session: schemas.NewID(), ProcessNonce: r.Nonce}))
+	if _, err := answers.NextMsg(rt.Patience); err != nil {
+		t.Fatal(err)
+	}
+	if n := s.Metric(t, "runbus_registry_dropped_total", map[string]string{"reason": "hello_first"}); n < 3 || n > 5 {
 		t.Errorf("counted %v", n)
 	}
 	if list, err := s.Registry.List(rt.Tenant); err != nil || len(list) != 0 {

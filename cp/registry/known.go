@@ -123,6 +123,9 @@ func (n *notes) add(ref schemas.RunnerRef, name, version string, at time.Time) {
 	if n.all == nil {
 		n.all = make(map[schemas.RunnerRef]note)
 	}
+	if at.Before(n.all[ref].at) {
+		return // the writer of a newer one was faster
+	}
 	n.all[ref] = note{name, version, at}
 }
 

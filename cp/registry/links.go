@@ -306,7 +306,6 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 		}
 	}
 	if changed {
-		close(r.changed)
-		r.changed = make(chan struct{})
+		r.signal()
 	}
 }

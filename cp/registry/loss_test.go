@@ -142,7 +142,7 @@ func TestUnreadable(t *testing.T) {
 func TestKnown(t *testing.T) {
 	s := rt.Start(t, nil)
 	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
-	s.Clock.Advance(2 * time.Minute)
+	s.Clock.Advance(70 * time.Second)
 	r.Beat(t, nil)
 	known := jetstream.TableOf[registry.Known](s.Store, jetstream.Known)
 	s.Await(t, "the batch was written", func() bool {
@@ -150,6 +150,7 @@ func TestKnown(t *testing.T) {
 		rt.Must(t, err)
 		return row.Value.LastSeen.Sub(row.Value.FirstSeen) >= time.Minute
 	})
+	s.Await(t, "the leader answered again", func() bool { return s.Registry.Readable() == nil })
 	r.Goodbye(t, "")
 	s.Await(t, "it left", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
 	list, err := s.Registry.List(rt.Tenant)

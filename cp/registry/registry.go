@@ -45,6 +45,8 @@ const (
 	// counted, and come again by themselves.
 	serveLimit = 64
 	waitLimit  = 20_000
+	// startTimeout bounds New.
+	startTimeout = time.Minute
 	// serveTimeout bounds the serving of one message.
 	serveTimeout = 10 * time.Second
 )
@@ -128,6 +130,8 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 
 // start goes from the outside in: links, then buckets, then what runners say.
 func (r *Registry) start(ctx context.Context) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
 	if r.metrics, err = newMetrics(r); err != nil {
 		return err
 	}
@@ -193,7 +197,8 @@ func every(ctx context.Context, interval time.Duration, do func()) error {
 	}
 }
 
-// Close stops serving and following, and writes what is known and not written yet. Messages being served are waited for.
+// Close stops serving and following, and writes what is known and not written yet. A message being served is given up: its
+// runner is told to try again.
 func (r *Registry) Close() {
 	r.mu.Lock()
 	if r.closed {
@@ -207,6 +212,7 @@ func (r *Registry) Close() {
 			r.d.Log.Warn("unsubscribe", "subject", sub.Subject, "error", err)
 		}
 	}
+	r.end()
 	r.serving.Wait()
 	if r.liveView != nil {
 		r.liveView.Close()
@@ -217,7 +223,6 @@ func (r *Registry) Close() {
 	if r.knownView != nil {
 		r.knownView.Close()
 	}
-	r.end()
 	r.stopWatches()
 	r.metrics.close()
 }
@@ -279,9 +284,14 @@ func (r *Registry) probe(ctx context.Context) error {
 	if _, err := r.heartbeats.Get(ctx, "probe"); err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return fmt.Errorf("read the registry: %w", err)
 	}
+	now := r.d.Now()
 	r.mu.Lock()
-	r.probedAt = r.d.Now()
-	r.mu.Unlock()
+	defer r.mu.Unlock()
+	back := now.Sub(r.probedAt) > leaderSilence
+	r.probedAt = now
+	if back {
+		r.signal()
+	}
 	return nil
 }
 

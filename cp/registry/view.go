@@ -50,11 +50,16 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 			delete(r.fleet, ref.Tenant)
 		}
 	}
+	r.signal()
+}
+
+// signal tells those who wait for a change. r.mu must be held.
+func (r *Registry) signal() {
 	close(r.changed)
 	r.changed = make(chan struct{})
 }
 
-// Changed returns a channel that is closed at the next change of the view.
+// Changed returns a channel that is closed at the next change of the view, or when it is readable again.
 func (r *Registry) Changed() <-chan struct{} {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -190,10 +190,10 @@ func (r *Runner) Order(t testing.TB) *runbusv1.RunnerControl {
 func (r *Runner) Stream(t testing.TB, a *runbusv1.RunnerWorkAssignment) *bus.Sender {
 	t.Helper()
 	if r.senders == nil {
-		var err error
-		r.senders, err = bus.NewSenders(r.Conn, r.Ref)
+		senders, err := bus.NewSenders(r.Conn, r.Ref)
 		Must(t, err)
-		t.Cleanup(func() { _ = r.senders.Close() }) // a test may have cut the connection
+		t.Cleanup(func() { _ = senders.Close() }) // a test may have cut the connection
+		r.senders = senders
 	}
 	s := r.senders.Open(a.GetDispatchId(), a.GetSession(), a.GetReplica(), a.GetWindowBytes())
 	t.Cleanup(s.Close)
