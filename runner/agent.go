@@ -125,7 +125,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}))
 	err = group.Wait()
-	a.works.cancelAll(schemas.CodeCancelled)
+	a.works.cancelAll(errProcessEnds())
 	a.works.wait(goodbyeWait)
 	if errors.Is(err, errDrained) {
 		return nil
@@ -155,10 +155,10 @@ func (a *Agent) waitForDrain(ctx context.Context) error {
 		return ctx.Err()
 	case <-a.abortNow:
 		a.log.Warn("second signal: running works are cancelled", "running", a.works.count())
-		a.works.cancelAll(schemas.CodeCancelled)
+		a.works.cancelAll(errAborted())
 	case <-grace.C:
 		a.log.Warn("the drain grace is over: running works are cancelled", "running", a.works.count())
-		a.works.cancelAll(schemas.CodeCancelled)
+		a.works.cancelAll(errAborted())
 	}
 	select {
 	case <-idle:

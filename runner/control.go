@@ -26,12 +26,12 @@ func (a *Agent) obey(msg *nats.Msg) {
 	reply := &runbusv1.RunnerControlReply{Id: m.GetId()}
 	switch order := m.GetOrder().(type) {
 	case *runbusv1.RunnerControl_Cancel:
-		code := schemas.CodeCancelled
+		reason := errCancelled()
 		if order.Cancel.GetCode() == string(schemas.CodeDeadline) {
-			code = schemas.CodeDeadline
+			reason = errDeadline()
 		}
-		reply.CancelState = a.works.cancel(order.Cancel.GetDispatchId(), code)
-		a.log.Info("cancel", "dispatch", order.Cancel.GetDispatchId(), "code", code, "state", reply.GetCancelState())
+		reply.CancelState = a.works.cancel(order.Cancel.GetDispatchId(), reason)
+		a.log.Info("cancel", "dispatch", order.Cancel.GetDispatchId(), "code", reason.Code, "state", reply.GetCancelState())
 	case *runbusv1.RunnerControl_Rehello:
 		a.log.Info("the control plane asks for another hello")
 		signal(a.rehello)

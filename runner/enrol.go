@@ -76,9 +76,6 @@ func (a *Agent) connect() error {
 	if err != nil {
 		return configError("connect to %s: %v", a.addrsText(), err)
 	}
-	if nc.IsConnected() {
-		signal(a.linkUp)
-	}
 	a.conn = bus.NewConn(nc)
 	return nil
 }

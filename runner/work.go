@@ -55,9 +55,26 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work
 	return w
 }
 
-// cancel stops the work; code is the code of the result that confirms it.
-func (w *work) cancel(code schemas.Code) {
-	w.stop(schemas.Errorf(code, "the fetch was stopped: %s", code))
+// cancel stops the work; the code of reason is the code of the result that confirms it.
+func (w *work) cancel(reason *schemas.Error) { w.stop(reason) }
+
+// The reasons for which a runner stops a work.
+func errCancelled() *schemas.Error {
+	return schemas.Errorf(schemas.CodeCancelled, "the fetch was cancelled")
+}
+
+func errDeadline() *schemas.Error {
+	return schemas.Errorf(schemas.CodeDeadline, "the fetch ran out of time and was stopped").
+		WithHint("ask for less, or for more time (timeout, --timeout)")
+}
+
+func errAborted() *schemas.Error {
+	return schemas.Errorf(schemas.CodeCancelled, "the fetch was cancelled: its runner was told to stop")
+}
+
+func errProcessEnds() *schemas.Error {
+	return schemas.Errorf(schemas.CodeRunnerLost, "the runner's process ended while it ran this fetch").
+		WithHint("it is not run again by itself; start it again if the read may be repeated")
 }
 
 // refuse answers an assignment that got no slot. Nothing was touched.
@@ -72,7 +89,7 @@ func (w *work) run() {
 	defer w.stop(nil)
 	started := time.Now()
 	left := w.m.GetDeadline().AsTime().Sub(w.agent.clock.now())
-	timer := time.AfterFunc(left, func() { w.cancel(schemas.CodeDeadline) })
+	timer := time.AfterFunc(left, func() { w.cancel(errDeadline()) })
 	defer timer.Stop()
 	go func() {
 		select {
@@ -119,9 +136,10 @@ func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err e
 	if err != nil {
 		return nil, err
 	}
+	out := source.NewOutput(stream, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
+	stream.counts = out
 	flushing := stream.flushEvery(flushEvery)
 	defer flushing()
-	out := source.NewOutput(stream, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
 	w.log.Info("work started", "source", connector.Kind())
 	env := w.agent.env
 	env.Log = w.log
@@ -131,13 +149,13 @@ func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err e
 	if err == nil && w.ctx.Err() != nil {
 		err = context.Cause(w.ctx)
 	}
-	if closeErr := out.Close(); err == nil {
-		err = closeErr
+	if err == nil {
+		err = out.Close()
+	}
+	if err == nil {
+		err = stream.flush()
 	}
 	if err != nil {
-		return nil, err
-	}
-	if err := stream.flush(); err != nil {
 		return nil, err
 	}
 	return &runbusv1.RunFetchResponse{
@@ -218,6 +236,7 @@ func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
 type chunks struct {
 	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to be cancelled
 	sender *bus.Sender
+	counts *source.Output // of what is written here; set before the first Write
 
 	mu   sync.Mutex
 	buf  []byte
@@ -262,7 +281,7 @@ func (c *chunks) send() {
 	}
 	c.hash.Write(c.buf)
 	c.sent += int64(len(c.buf))
-	c.err = c.sender.Send(c.ctx, &runbusv1.RunnerWorkChunk{ArrowIpc: c.buf})
+	c.err = c.sender.Send(c.ctx, &runbusv1.RunnerWorkChunk{ArrowIpc: c.buf, Rows: c.counts.Rows(), Bytes: c.counts.Bytes()})
 	c.buf = c.buf[:0]
 }
 

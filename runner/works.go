@@ -123,11 +123,11 @@ func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 }
 
 // cancel stops one work and says what there was to stop. An id that never came is refused from now on.
-func (w *works) cancel(id string, code schemas.Code) runbusv1.CancelState {
+func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if job := w.running[id]; job != nil {
-		job.cancel(code)
+		job.cancel(reason)
 		return runbusv1.CancelState_CANCEL_STATE_STOPPING
 	}
 	if w.seen[id] {
@@ -137,11 +137,11 @@ func (w *works) cancel(id string, code schemas.Code) runbusv1.CancelState {
 	return runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
 }
 
-func (w *works) cancelAll(code schemas.Code) {
+func (w *works) cancelAll(reason *schemas.Error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, job := range w.running {
-		job.cancel(code)
+		job.cancel(reason)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sort"
+	"sync/atomic"
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -37,7 +38,7 @@ type Output struct {
 	ipc     *ipc.Writer
 	counter byteCounter
 
-	rows, bytes int64
+	rows, bytes atomic.Int64 // written by one goroutine, read by any
 	notices     []*runbusv1.Notice
 	more        int   // notices over maxNotices
 	err         error // sticky: ErrLimit, or what failed
@@ -74,7 +75,7 @@ func (o *Output) Phase(p runbusv1.Phase, msg string) {
 
 func (o *Output) report() {
 	o.reported = o.now()
-	o.onProgress(o.phase, o.message, o.rows, o.bytes)
+	o.onProgress(o.phase, o.message, o.Rows(), o.Bytes())
 }
 
 // Start writes the schema. It must be called exactly once, before the first Write.
@@ -107,21 +108,21 @@ func (o *Output) Write(batch arrow.RecordBatch) error {
 		return nil
 	}
 	rows, code := total, runbusv1.NoticeCode_NOTICE_CODE_UNSPECIFIED
-	if left := o.limits.MaxRows - o.rows; rows > left {
+	if left := o.limits.MaxRows - o.Rows(); rows > left {
 		rows, code = left, runbusv1.NoticeCode_NOTICE_CODE_ROW_LIMIT
 	}
 	size := o.counter.size(batch, rows)
-	if left := o.limits.MaxBytes - o.bytes; size > left {
+	if left := o.limits.MaxBytes - o.Bytes(); size > left {
 		// The most rows that fit: size grows with the number of rows.
 		rows = int64(sort.Search(int(rows), func(n int) bool { return o.counter.size(batch, int64(n)+1) > left }))
 		size, code = o.counter.size(batch, rows), runbusv1.NoticeCode_NOTICE_CODE_BYTE_LIMIT
 	}
 	if rows > 0 {
+		o.rows.Add(rows) // before they are written: who takes them off the writer may ask for the count
+		o.bytes.Add(size)
 		if err := o.encode(batch, rows); err != nil {
 			return o.fail(err)
 		}
-		o.rows += rows
-		o.bytes += size
 		o.counter.sent(batch)
 		if o.phase < runbusv1.Phase_PHASE_STREAMING {
 			o.Phase(runbusv1.Phase_PHASE_STREAMING, "")
@@ -133,9 +134,9 @@ func (o *Output) Write(batch arrow.RecordBatch) error {
 		return nil
 	}
 	if code == runbusv1.NoticeCode_NOTICE_CODE_ROW_LIMIT {
-		o.Notice(code, fmt.Sprintf("the result was cut at %d rows: the source has more", o.rows))
+		o.Notice(code, fmt.Sprintf("the result was cut at %d rows: the source has more", o.Rows()))
 	} else {
-		o.Notice(code, fmt.Sprintf("the result was cut after %d rows at %d of at most %d Arrow bytes: the source has more", o.rows, o.bytes, o.limits.MaxBytes))
+		o.Notice(code, fmt.Sprintf("the result was cut after %d rows at %d of at most %d Arrow bytes: the source has more", o.Rows(), o.Bytes(), o.limits.MaxBytes))
 	}
 	o.err = ErrLimit
 	return o.err
@@ -196,11 +197,11 @@ func (o *Output) Close() error {
 	return nil
 }
 
-// Rows is the number of rows written.
-func (o *Output) Rows() int64 { return o.rows }
+// Rows is the number of rows written, with those being written now. It may be called from any goroutine.
+func (o *Output) Rows() int64 { return o.rows.Load() }
 
-// Bytes is the number of Arrow bytes written, before compression.
-func (o *Output) Bytes() int64 { return o.bytes }
+// Bytes is the number of Arrow bytes of these rows, before compression. It may be called from any goroutine.
+func (o *Output) Bytes() int64 { return o.bytes.Load() }
 
 // Notices are the notices so far.
 func (o *Output) Notices() []*runbusv1.Notice {
