@@ -185,8 +185,11 @@ func valueEnd(raw []byte, i int) int {
 			}
 		}
 	}
-	for i < len(raw) && !bytes.ContainsRune([]byte(",]} \t\r\n"), rune(raw[i])) {
-		i++
+	for ; i < len(raw); i++ {
+		switch raw[i] {
+		case ',', ']', '}', ' ', '\t', '\r', '\n':
+			return i
+		}
 	}
 	return i
 }

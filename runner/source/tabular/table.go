@@ -46,11 +46,12 @@ type Table struct {
 	out *source.Output
 	mem memory.Allocator
 
-	names []string
-	index map[string]int
-	stats []stats
-	part  string // the text that is being read
-	unit  string // `line` or `row`, for messages
+	wanted map[string]bool // Options.Columns
+	names  []string
+	index  map[string]int
+	stats  []stats
+	part   string // the text that is being read
+	unit   string // `line` or `row`, for messages
 
 	scanning bool // rows teach only
 	decided  bool
@@ -85,7 +86,11 @@ func NewTable(o Options, out *source.Output, mem memory.Allocator) *Table {
 	if mem == nil {
 		mem = memory.DefaultAllocator
 	}
-	return &Table{o: o, out: out, mem: mem, index: map[string]int{}, ignored: map[string]bool{}}
+	t := &Table{o: o, out: out, mem: mem, index: map[string]int{}, ignored: map[string]bool{}, wanted: map[string]bool{}}
+	for _, name := range o.Columns {
+		t.wanted[name] = true
+	}
+	return t
 }
 
 // Scan makes the rows that follow teach the types and nothing else; they are read again after Decide.
@@ -124,7 +129,7 @@ func (t *Table) column(name string) (int, error) {
 	if i, ok := t.index[name]; ok {
 		return i, nil
 	}
-	if len(t.o.Columns) > 0 && !slices.Contains(t.o.Columns, name) {
+	if len(t.wanted) > 0 && !t.wanted[name] {
 		return -1, nil
 	}
 	if t.decided {
