@@ -1,11 +1,13 @@
 package jetstream
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -36,6 +38,9 @@ const (
 	followRetry    = 250 * time.Millisecond
 	followRetryMax = 2 * time.Second
 )
+
+// flowControl and the stream's name is where a consumer waits for the answer to its flow control.
+const flowControl = "$JS.FC."
 
 var (
 	errReconnected = errors.New("the connection was made again")
@@ -251,13 +256,14 @@ func (f *follower) watch(ctx context.Context, from uint64) (*watch, error) {
 
 // control answers flow control and compares an idle heartbeat with what came.
 func (w *watch) control(m *nats.Msg) error {
-	if m.Reply != "" {
-		return m.Respond(nil) // flow control of our own consumer, in account SEC where no runner is
-	}
-	if stalled := m.Header.Get("Nats-Consumer-Stalled"); stalled != "" {
-		if err := w.s.nc.Publish(stalled, nil); err != nil {
+	asks := cmp.Or(m.Reply, m.Header.Get("Nats-Consumer-Stalled"))
+	if strings.HasPrefix(asks, flowControl+w.stream+".") { // and nowhere else, whoever wrote the message
+		if err := w.s.nc.Publish(asks, nil); err != nil {
 			return fmt.Errorf("answer flow control: %w", err)
 		}
+	}
+	if m.Reply != "" {
+		return nil
 	}
 	if last := m.Header.Get("Nats-Last-Consumer"); last != "" && last != strconv.FormatUint(w.delivered, 10) {
 		return errGap

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -209,7 +210,7 @@ func TestOneWinner(t *testing.T) {
 	}
 	for round := range rounds {
 		if n := race(func(i int) error {
-			_, err := table.Create(ctx, "k", value{fmt.Sprint(i), round})
+			_, err := table.Create(ctx, "k", value{strconv.Itoa(i), round})
 			return err
 		}); n != 1 {
 			t.Fatalf("round %d: %d creators won", round, n)
@@ -219,7 +220,7 @@ func TestOneWinner(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n := race(func(i int) error {
-			_, err := table.Update(ctx, "k", value{fmt.Sprint(i), round}, row.Revision)
+			_, err := table.Update(ctx, "k", value{strconv.Itoa(i), round}, row.Revision)
 			return err
 		}); n != 1 {
 			t.Fatalf("round %d: %d updaters won", round, n)
@@ -232,7 +233,7 @@ func TestOneWinner(t *testing.T) {
 			if i%2 == 0 {
 				return table.Delete(ctx, "k", row.Revision)
 			}
-			_, err := table.Update(ctx, "k", value{fmt.Sprint(i), -round}, row.Revision)
+			_, err := table.Update(ctx, "k", value{strconv.Itoa(i), -round}, row.Revision)
 			return err
 		}); n != 1 {
 			t.Fatalf("round %d: %d deleters and updaters won", round, n)

@@ -63,7 +63,7 @@ type Store struct {
 	js   natsjs.JetStream
 	defs map[string]definition
 
-	ctx    context.Context // ends with Close
+	ctx    context.Context //nolint:containedctx // the life of the store's tasks, which outlive the call that starts them; ends with Close
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	look   chan struct{} // asks the keeper to look now

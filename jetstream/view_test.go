@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -384,5 +385,30 @@ func TestConfirmed(t *testing.T) {
 	silent.await(t)
 	if c := view.Confirmed(); c.After(down) {
 		t.Fatalf("confirmed at %v while the server was down since %v", c, down)
+	}
+}
+
+// More bytes than a consumer has under way unacknowledged: the watch answers its flow control and isn't cut off.
+func TestViewAnswersFlowControl(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	again := listen("following again")
+	s := open(t, b, func(o *Options) { o.RescanEvery, o.Log = time.Hour, slog.New(again) })
+	table := TableOf[value](s, Heartbeats)
+	seen := newChanges[value](t)
+	if _, err := table.Follow(ctx, seen.on); err != nil {
+		t.Fatal(err)
+	}
+	large := strings.Repeat("x", 500<<10)
+	rev, err := table.Create(ctx, "k", value{large, 0})
+	for n := 1; n <= 100 && err == nil; n++ {
+		rev, err = table.Update(ctx, "k", value{large, n}, rev)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen.await("the last large value", func(r Row[value]) bool { return r.Value.N == 100 })
+	if len(again.ch) > 0 {
+		t.Fatal("the watch had to be made again")
 	}
 }

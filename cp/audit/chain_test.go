@@ -17,9 +17,9 @@ type tampering struct {
 
 // tamperings of a chain of five.
 func tamperings(good [][]byte) []tampering {
-	change := func(i int, old, new string) [][]byte {
+	change := func(i int, from, to string) [][]byte {
 		bodies := slices.Clone(good)
-		bodies[i] = bytes.Replace(bodies[i], []byte(old), []byte(new), 1)
+		bodies[i] = bytes.Replace(bodies[i], []byte(from), []byte(to), 1)
 		return bodies
 	}
 	return []tampering{
