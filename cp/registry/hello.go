@@ -23,13 +23,13 @@ import (
 
 // What a hello may say of itself at most; more is refused, never cut.
 const (
-	maxName         = 128  // bytes
-	maxVersion      = 64   // bytes
-	maxCapabilities = 64   // entries
-	maxCapability   = 64   // bytes each
-	maxSealingKey   = 4096 // bytes
-	maxLimit        = 1024 // works at once
-	maxReplaced     = 16   // processes that a record remembers
+	maxName         = 128    // bytes
+	maxVersion      = 64     // bytes
+	maxCapabilities = 64     // entries
+	maxCapability   = 64     // bytes each
+	maxSealingKey   = 4096   // bytes
+	maxLimit        = 10_000 // works at once
+	maxReplaced     = 16     // processes that a record remembers
 )
 
 // casTries is how often a compare-and-set that was lost is decided anew.
@@ -158,8 +158,8 @@ func checkText(what, s string, most int) error {
 }
 
 // claim decides by compare-and-set that the process of h holds ref's id, and returns its record and the session of the process
-// that held it before, if it was another. The same process gets its session again. The last hello wins, but a process that
-// was replaced never gets the id back, so two processes under one id don't flap (SPEC E8).
+// that held it before, if it was another. The same process gets its session again. The last first hello wins: a process that
+// had a session and was replaced never gets the id back, so two processes under one id don't flap (SPEC E8).
 func (r *Registry) claim(ctx context.Context, ref schemas.RunnerRef, key auth.Key, h *runbusv1.RunnerHello) (now Record, former string, err error) {
 	session, recorded := schemas.NewID(), false
 	for range casTries {
@@ -168,7 +168,8 @@ func (r *Registry) claim(ctx context.Context, ref schemas.RunnerRef, key auth.Ke
 			return Record{}, "", err
 		}
 		nonce := h.GetProcessNonce()
-		if slices.Contains(have.Replaced, nonce) {
+		heldByOther := there && !have.Left && have.ProcessNonce != nonce
+		if slices.Contains(have.Replaced, nonce) || heldByOther && h.GetSession() != "" {
 			return Record{}, "", replacedText(ref)
 		}
 		resumed := have.ProcessNonce == nonce && have.PublicKey == key.PublicKey && !have.Left

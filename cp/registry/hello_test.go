@@ -177,6 +177,12 @@ func TestReplaced(t *testing.T) {
 	if a.GetError().GetCode() != string(schemas.CodeReplaced) || !a.GetFatal() {
 		t.Fatalf("the replaced process came back: %v", a)
 	}
+	// Whoever had a session once isn't new, even if nobody remembers it.
+	third := s.Connect(t, key, "edge-1")
+	a = third.Hello(t, func(h *runbusv1.RunnerHello) { h.Session = schemas.NewID() })
+	if a.GetError().GetCode() != string(schemas.CodeReplaced) || !a.GetFatal() {
+		t.Fatalf("a process with a session of its own took the id: %v", a)
+	}
 	first.Beat(t, nil)
 	if order := first.Order(t); order.GetReplaced() == nil {
 		t.Fatalf("its heartbeat was answered with %v", order)
