@@ -175,7 +175,7 @@ func TestListIsOfOneTenant(t *testing.T) {
 	run(t, l)
 	for i := range 3 * listWindow { // one batch each, several windows
 		tenant := [...]string{"acme", "other", ""}[i%3]
-		if err := l.Record(ctx, event(tenant, fmt.Sprint(i))); err != nil {
+		if err := l.Record(ctx, event(tenant, strconv.Itoa(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -192,7 +192,7 @@ func TestListIsOfOneTenant(t *testing.T) {
 			t.Fatalf("limit %d: %d events", limit, len(events))
 		}
 		for i, e := range events {
-			if n := 3*listWindow - 3*(len(events)-i); e.GetTenant() != "acme" || e.GetSubject() != fmt.Sprint(n) {
+			if n := 3*listWindow - 3*(len(events)-i); e.GetTenant() != "acme" || e.GetSubject() != strconv.Itoa(n) {
 				t.Fatalf("limit %d: event %d is %v, not number %d", limit, i, e, n)
 			}
 		}
@@ -219,7 +219,7 @@ func TestRefusals(t *testing.T) {
 		t.Fatalf("an event that is not text: %v", err)
 	}
 	for i := range 6 { // as large as they may be, and with what JSON escapes
-		if err := l.Record(ctx, Event("operator", "a", "b", "ok", "blob", strings.Repeat("<", maxEventBytes-1000), "n", fmt.Sprint(i))); err != nil {
+		if err := l.Record(ctx, Event("operator", "a", "b", "ok", "blob", strings.Repeat("<", maxEventBytes-1000), "n", strconv.Itoa(i))); err != nil {
 			t.Fatalf("a large event: %v", err)
 		}
 	}
@@ -245,7 +245,7 @@ func TestOverflow(t *testing.T) {
 	l := newLog(t, b, s, "one")
 	const over = 7
 	for i := range maxNotes + over {
-		l.Note(event("acme", fmt.Sprint(i)))
+		l.Note(event("acme", strconv.Itoa(i)))
 	}
 	l.Note(Event("", "", "", "")) // can't be encoded: dropped too
 	run(t, l)()                   // ended at once, and yet it writes all
@@ -266,7 +266,7 @@ func TestOverflow(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	if told != fmt.Sprint(over+1) || notes != maxNotes {
+	if told != strconv.Itoa(over+1) || notes != maxNotes {
 		t.Fatalf("dropped %s, written %d", told, notes)
 	}
 	if _, err := l.Verify(ctx); err != nil {
@@ -429,7 +429,7 @@ func TestVerifyFindsTampering(t *testing.T) {
 	l := newLog(t, b, s, "one")
 	stop := run(t, l)
 	for i := range 5 {
-		if err := l.Record(ctx, event("acme", fmt.Sprint(i))); err != nil {
+		if err := l.Record(ctx, event("acme", strconv.Itoa(i))); err != nil {
 			t.Fatal(err)
 		}
 	}
