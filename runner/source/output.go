@@ -34,6 +34,7 @@ type Output struct {
 	now        func() time.Time
 
 	w       *bufio.Writer
+	take    func(arrow.RecordBatch) error // instead of w
 	schema  *arrow.Schema
 	ipc     *ipc.Writer
 	counter byteCounter
@@ -57,6 +58,14 @@ func NewOutput(w io.Writer, l Limits, onProgress func(phase runbusv1.Phase, msg 
 		onProgress = func(runbusv1.Phase, string, int64, int64) {}
 	}
 	return &Output{limits: l.Clamped(), onProgress: onProgress, now: time.Now, w: bufio.NewWriterSize(w, writeBuffer)}
+}
+
+// NewBatchOutput returns an Output that encodes nothing: it hands each batch to take, cut at the limits. The batch is the
+// connector's again when take returns.
+func NewBatchOutput(take func(arrow.RecordBatch) error, l Limits, onProgress func(phase runbusv1.Phase, msg string, rows, bytes int64)) *Output {
+	o := NewOutput(io.Discard, l, onProgress)
+	o.take = take
+	return o
 }
 
 // Limits are the limits in force. A source that can limit on its own side asks for one row more than MaxRows, so that a cut
@@ -89,6 +98,9 @@ func (o *Output) Start(schema *arrow.Schema) error {
 		return o.fail(errors.New("source: the output was started twice"))
 	}
 	o.schema = schema
+	if o.take != nil {
+		return nil
+	}
 	o.ipc = ipc.NewWriter(o.w, ipc.WithSchema(schema), ipc.WithZstd())
 	return nil
 }
@@ -148,6 +160,9 @@ func (o *Output) encode(batch arrow.RecordBatch, rows int64) error {
 		batch = batch.NewSlice(0, rows)
 		defer batch.Release()
 	}
+	if o.take != nil {
+		return o.take(batch)
+	}
 	if err := o.ipc.Write(batch); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
@@ -187,11 +202,10 @@ func (o *Output) Close() error {
 	if o.schema == nil {
 		return schemas.Errorf(schemas.CodeFailed, "the connector ended without a schema")
 	}
-	if err := o.ipc.Close(); err != nil { // writes the schema if there was no batch
-		return o.fail(fmt.Errorf("end the result: %w", err))
-	}
-	if err := o.w.Flush(); err != nil {
-		return o.fail(fmt.Errorf("end the result: %w", err))
+	if o.ipc != nil {
+		if err := errors.Join(o.ipc.Close(), o.w.Flush()); err != nil { // writes the schema if there was no batch
+			return o.fail(fmt.Errorf("end the result: %w", err))
+		}
 	}
 	o.Phase(runbusv1.Phase_PHASE_DONE, "")
 	return nil

@@ -16,6 +16,10 @@ import (
 func TestMain(m *testing.M) {
 	code := m.Run()
 	stack.Remove()
+	if err := stopPostgres(); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
 	os.Exit(code)
 }
 
