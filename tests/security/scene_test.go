@@ -1,0 +1,186 @@
+package security
+
+import (
+	"bufio"
+	"bytes"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/schemas"
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// scene is a control plane with runners a1 (the intruder) and a2 of tenant A, and b1 of tenant B, and everybody who may
+// listen anywhere: what an intruder's message reaches, one of them gets.
+type scene struct {
+	bench
+	plane      *stack.Plane
+	a1, a2, b1 *runner
+	publishers map[from]*client
+	watchers   []*watcher
+	round      int
+}
+
+// watcher is a connection that listens to all its user may listen to, in one channel.
+type watcher struct {
+	name string
+	conn *client
+	got  chan *nats.Msg
+	// marker is the subject of the n-th marker, and by who sends it.
+	marker func(n int) string
+	by     *client
+	// noisy ones hear the control plane's own work too.
+	noisy bool
+}
+
+func newScene(t *testing.T) *scene {
+	t.Helper()
+	plane := stack.StartPlane(t, true, nil)
+	s := &scene{bench: benchOf(plane), plane: plane}
+	tenantB := newTenant(t, plane, "tenant-b")
+	_, key1 := plane.Admin.MintKey(t, "a1")
+	_, key2 := plane.Admin.MintKey(t, "a2")
+	_, keyB := tenantB.MintKey(t, "b1")
+	s.a1, s.a2, s.b1 = s.runner(t, key1, "a1"), s.runner(t, key2, "a2"), s.runner(t, keyB, "b1")
+	serve, dispatch, micro := s.privileged(t, "serve"), s.privileged(t, "dispatch"), s.privileged(t, "micro")
+	sec, sys, ops := s.privileged(t, "sec"), s.privileged(t, "sys"), s.privileged(t, "ops")
+	s.publishers = map[from]*client{byServe: serve, byOther: s.a2.client, byB: s.b1.client, bySec: sec, bySys: sys, byOps: ops}
+
+	for _, r := range []*runner{s.a1, s.a2, s.b1} {
+		s.watch(t, &watcher{name: r.ref.Runner, conn: r.client, by: serve, marker: func(n int) string {
+			return schemas.InboxPrefix(r.ref) + ".marker" + strconv.Itoa(n)
+		}}, own(r.ref, "work.*"), own(r.ref, "control.*"), own(r.ref, "credit.*"), own(r.ref, "inbox.>"))
+	}
+	reply := func(n int) string { return schemas.ReplySubject(s.a2.ref, "marker", strconv.Itoa(n)) }
+	s.watch(t, &watcher{name: "serve", conn: serve, by: s.a2.client, marker: reply},
+		schemas.AllHellos, schemas.AllHeartbeats, schemas.AllGoodbyes, "runbus.v1.*.runner.*.reply.>")
+	s.watch(t, &watcher{name: "dispatch", conn: dispatch, by: s.a2.client, marker: reply},
+		"runbus.v1.*.runner.*.result.>", "runbus.v1.*.runner.*.reply.>", "_INBOX.>")
+	s.watch(t, &watcher{name: "ops", conn: ops, by: s.a2.client, marker: reply}, "runbus.v1.>", "_INBOX.>")
+	s.watch(t, &watcher{name: "micro", conn: micro, by: ops, marker: func(n int) string { return "runbus.ops.marker" + strconv.Itoa(n) }},
+		"$SRV.PING", "$SRV.INFO", "$SRV.STATS", "runbus.ops.*")
+	s.watch(t, &watcher{name: "SEC", conn: sec, by: sec, noisy: true, marker: func(n int) string { return "marker." + strconv.Itoa(n) }}, ">")
+	s.watch(t, &watcher{name: "SYS", conn: sys, by: sys, noisy: true, marker: func(n int) string { return "marker." + strconv.Itoa(n) }}, ">")
+	return s
+}
+
+// newTenant makes a tenant with the operator's token from the data folder and returns the API as its admin.
+func newTenant(t *testing.T, plane *stack.Plane, name string) *stack.API {
+	t.Helper()
+	operator := &stack.API{URL: plane.HTTP, Token: stack.ReadToken(t, filepath.Join(plane.DataDir, "operator.token"))}
+	var made struct{ Token string }
+	operator.Must(t, http.MethodPost, "/api/tenants", map[string]string{"name": name}, &made)
+	return &stack.API{URL: plane.HTTP, Token: made.Token}
+}
+
+// own is a subject under a runner's prefix.
+func own(ref schemas.RunnerRef, rest string) string {
+	return strings.TrimSuffix(schemas.InboxPrefix(ref), "inbox") + rest
+}
+
+func (s *scene) watch(t *testing.T, w *watcher, subjects ...string) {
+	t.Helper()
+	w.got = make(chan *nats.Msg, 1<<16)
+	for _, subject := range subjects {
+		if _, err := w.conn.ChanSubscribe(subject, w.got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	w.conn.quiet(t, w.name+" subscribes")
+	s.watchers = append(s.watchers, w)
+}
+
+// listen sends every watcher its marker and returns what each got before it.
+func (s *scene) listen(t *testing.T) map[string][]*nats.Msg {
+	t.Helper()
+	s.a1.flush(t) // what it did is behind it when the markers are sent
+	s.round++
+	sent := map[string]bool{}
+	for _, w := range s.watchers {
+		// One marker may serve several watchers.
+		if key := fmt.Sprintf("%p %s", w.by, w.marker(s.round)); !sent[key] {
+			sent[key] = true
+			if err := w.by.Publish(w.marker(s.round), nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, w := range s.watchers {
+		w.by.flush(t)
+	}
+	got := map[string][]*nats.Msg{}
+	for _, w := range s.watchers {
+		timeout := time.After(stack.Patience)
+		for arrived := false; !arrived; {
+			select {
+			case m := <-w.got:
+				if arrived = m.Subject == w.marker(s.round); !arrived {
+					got[w.name] = append(got[w.name], m)
+				}
+			case <-timeout:
+				t.Fatalf("the marker %s did not reach %s", w.marker(s.round), w.name)
+			}
+		}
+	}
+	return got
+}
+
+// nothing fails the test when anybody got something of the attempt, but for what the watchers in allowed may have got.
+func (s *scene) nothing(t *testing.T, got map[string][]*nats.Msg, token string, allowed func(watcher string, m *nats.Msg) bool) {
+	t.Helper()
+	for _, w := range s.watchers {
+		for _, m := range got[w.name] {
+			if allowed != nil && allowed(w.name, m) {
+				continue
+			}
+			// In SEC and SYS the control plane works: there a message is the intruder's when it is marked so, or is one of the bus.
+			if w.noisy && !bytes.Contains(m.Data, []byte(token)) && m.Header.Get(bus.HeaderType) == "" && !strings.Contains(m.Reply, token) {
+				continue
+			}
+			t.Errorf("%s got a message on %q, reply %q, before its marker: %.200q", w.name, m.Subject, m.Reply, m.Data)
+		}
+	}
+}
+
+// metric is one figure of /metrics; 0 when it isn't there yet.
+func metric(t testing.TB, api *stack.API, name string) float64 {
+	t.Helper()
+	status, body := api.Call(t, http.MethodGet, "/metrics", nil)
+	if status != http.StatusOK {
+		t.Fatalf("/metrics: %d", status)
+	}
+	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
+		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
+			v, err := strconv.ParseFloat(value, 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return v
+		}
+	}
+	return 0
+}
+
+// awaitMetric asks until the figure is want. A figure is a state, not an event, so it is asked for again after each answer.
+func awaitMetric(t testing.TB, api *stack.API, name string, want float64) {
+	t.Helper()
+	give := time.Now().Add(stack.Patience)
+	for {
+		v := metric(t, api, name)
+		if v == want {
+			return
+		}
+		if v > want || time.Now().After(give) {
+			t.Fatalf("%s is %v, want %v", name, v, want)
+		}
+		<-time.After(2 * time.Millisecond)
+	}
+}
