@@ -67,7 +67,7 @@ func (connector) Fetch(ctx context.Context, env source.Env, req source.Request, 
 	}
 	out.Phase(runbusv1.Phase_PHASE_CONNECTING, job.say("opening"))
 	if job.files, err = job.list(v.Text("path")); err != nil {
-		return source.Redact(err, nil)
+		return err
 	}
 	if err := job.formats(); err != nil {
 		return err
@@ -83,11 +83,7 @@ func (connector) Fetch(ctx context.Context, env source.Env, req source.Request, 
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	var coded *schemas.Error
-	if errors.As(err, &coded) {
-		return err
-	}
-	return source.Redact(err, nil)
+	return err // coded, or what writing the result failed with
 }
 
 // job is one fetch.
@@ -282,7 +278,7 @@ func (j *job) twice() (bool, error) {
 		info, err := f.Stat()
 		_ = f.Close() // read only
 		if err != nil {
-			return false, err
+			return false, readError(name, err)
 		}
 		weight := int64(1)
 		if j.compression(name) != "" {
@@ -314,18 +310,27 @@ func (j *job) open(ctx context.Context, name string, fn func(io.Reader) error) e
 		return err
 	}
 	defer func(f *os.File) { _ = f.Close() }(f) // read only
-	return decompressed(j.compression(name), name, &contextReader{ctx: ctx, r: f}, fn)
+	return decompressed(j.compression(name), name, &contextReader{ctx: ctx, name: name, r: f}, fn)
 }
 
-// contextReader ends reading when its context ends.
+// contextReader ends reading when its context ends. Its errors are the source's.
 type contextReader struct {
-	ctx context.Context
-	r   io.Reader
+	ctx  context.Context
+	name string
+	r    io.Reader
 }
 
 func (c *contextReader) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err
 	}
-	return c.r.Read(p)
+	n, err := c.r.Read(p)
+	if err != nil && err != io.EOF {
+		err = readError(c.name, err)
+	}
+	return n, err
+}
+
+func readError(name string, err error) error {
+	return schemas.Errorf(schemas.CodeSource, "%s: %w", name, err)
 }

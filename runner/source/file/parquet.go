@@ -112,7 +112,7 @@ func (j *job) withParquet(name string, fn func(*parquet.File, []*node) error) er
 	defer func(f *os.File) { _ = f.Close() }(f) // read only
 	info, err := f.Stat()
 	if err != nil {
-		return err
+		return readError(name, err)
 	}
 	return openParquet(name, f, info.Size(), j.env, fn)
 }
@@ -143,11 +143,17 @@ func parquetError(name string, err error) error {
 	if err == nil || err == source.ErrLimit || schemas.CodeOf(err) != schemas.CodeFailed {
 		return err
 	}
-	if e, ok := err.(fileError); ok {
+	switch e := err.(type) {
+	case fileError:
 		return schemas.Errorf(schemas.CodeSource, "%s: %s", name, e.Error())
+	case undelivered:
+		return e.error
 	}
 	return schemas.Errorf(schemas.CodeSource, "%s: can't read it as Parquet: %w", name, err)
 }
+
+// undelivered is an error of writing the result, which is not the file's fault.
+type undelivered struct{ error }
 
 // fileError is an error about the content of a file.
 type fileError string
@@ -167,10 +173,10 @@ func checkFooter(name string, r io.ReaderAt, size int64) error {
 	var head [4]byte
 	var tail [8]byte
 	if _, err := r.ReadAt(head[:], 0); err != nil {
-		return err
+		return readError(name, err)
 	}
 	if _, err := r.ReadAt(tail[:], size-8); err != nil && err != io.EOF {
-		return err
+		return readError(name, err)
 	}
 	switch {
 	case string(head[:]) == "PARE" || string(tail[4:]) == "PARE":
@@ -272,5 +278,10 @@ func (b *batch) flush() error {
 	b.rows, b.size = 0, 0
 	done := b.NewRecordBatch()
 	defer done.Release()
-	return b.out.Write(done)
+	if err := b.out.Write(done); err != nil && err != source.ErrLimit {
+		return undelivered{err}
+	} else if err != nil {
+		return err
+	}
+	return nil
 }

@@ -109,6 +109,8 @@ func (h connector) Fetch(ctx context.Context, env source.Env, req source.Request
 		return nil
 	case ctx.Err() != nil:
 		return ctx.Err()
+	case schemas.CodeOf(err) == schemas.CodeFailed:
+		return err // what writing the result failed with; all else has a code
 	}
 	return source.Redact(err, c.secrets)
 }
