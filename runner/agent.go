@@ -5,6 +5,7 @@ package runner
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -20,12 +21,17 @@ import (
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
 	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// goodbyeWait bounds the last words of a runner: results still to be acknowledged, goodbye, flush.
-const goodbyeWait = 5 * time.Second
+// waits is what an Agent waits for at most.
+type waits struct {
+	credentials time.Duration // that follow an assignment (DESIGN, "Dispatch")
+	delivery    time.Duration // of the last acknowledgement of an ended work
+	goodbye     time.Duration // each of the last words: results still to be acknowledged, goodbye
+}
 
 // Agent is one runner process. Make it with New, start it once with Run; Drain and Abort may come from any goroutine.
 type Agent struct {
@@ -34,7 +40,10 @@ type Agent struct {
 	ref   schemas.RunnerRef
 	nonce string // of this process
 	key   *seal.Key
+	tls   *tls.Config
 	env   source.Env
+	find  func(kind string) (source.Connector, error)
+	waits waits
 	log   *slog.Logger
 
 	conn    *bus.Conn
@@ -45,9 +54,11 @@ type Agent struct {
 
 	linkUp   chan struct{} // the connection is (again) established
 	rehello  chan struct{} // the control plane wants another hello
+	began    chan struct{} // a session has begun
 	stop     chan error    // an order that ends this process
 	drainNow chan struct{}
 	drained  sync.Once
+	grace    time.Duration // of the drain; set before drainNow is closed
 	abortNow chan struct{}
 	aborted  sync.Once
 }
@@ -55,6 +66,10 @@ type Agent struct {
 // New checks cfg and makes the process's keys; nothing is dialled. Its errors are *ExitError of ExitConfig.
 func New(cfg Config) (*Agent, error) {
 	cred, err := cfg.prepare()
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := cfg.tlsConfig()
 	if err != nil {
 		return nil, err
 	}
@@ -67,12 +82,14 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("sealing key: %w", err)
 	}
 	a := &Agent{
-		cfg: cfg, cred: cred, key: key, log: cfg.Log,
+		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: all.Find, log: cfg.Log,
+		waits:    waits{credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
 		env:      source.Env{Dial: source.GuardedDial(&net.Dialer{Timeout: 15 * time.Second}), Roots: roots, Log: cfg.Log},
 		linkUp:   make(chan struct{}, 1),
 		rehello:  make(chan struct{}, 1),
+		began:    make(chan struct{}, 1),
 		stop:     make(chan error, 1),
 		drainNow: make(chan struct{}),
 		abortNow: make(chan struct{}),
@@ -86,7 +103,14 @@ func (a *Agent) ID() string { return a.ref.Runner }
 
 // Drain stops taking work: running works finish within Config.DrainGrace, then the runner says goodbye and Run returns nil
 // (SPEC D14). It returns at once.
-func (a *Agent) Drain() { a.drained.Do(func() { close(a.drainNow) }) }
+func (a *Agent) Drain() { a.drain(a.cfg.DrainGrace) }
+
+func (a *Agent) drain(grace time.Duration) {
+	a.drained.Do(func() {
+		a.grace = grace
+		close(a.drainNow)
+	})
+}
 
 // Abort drains and cancels the running works (a second SIGTERM). It returns at once.
 func (a *Agent) Abort() {
@@ -94,8 +118,9 @@ func (a *Agent) Abort() {
 	a.aborted.Do(func() { close(a.abortNow) })
 }
 
-// Run connects, enrols and works until it is drained or told to stop; then it returns nil, or an error for ExitCode. A
-// cancelled ctx ends it at once, without goodbye. A lost link is mended for ever (SPEC E8).
+// Run connects, enrols and works until it is drained or told to stop; then it returns nil, or an error for ExitCode. Works that
+// run then are cancelled and get five seconds to say so. A cancelled ctx ends it like that without a goodbye, with ctx's error.
+// A lost link is mended for ever (SPEC E8).
 func (a *Agent) Run(ctx context.Context) error {
 	defer a.env.Roots.Close()
 	a.log.Info(schemas.RoleRunnerText)
@@ -125,8 +150,8 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}))
 	err = group.Wait()
-	a.works.cancelAll(errProcessEnds())
-	a.works.wait(goodbyeWait)
+	a.works.close(errProcessEnds())
+	a.works.wait(a.waits.goodbye)
 	if errors.Is(err, errDrained) {
 		return nil
 	}
@@ -144,9 +169,9 @@ func (a *Agent) waitForDrain(ctx context.Context) error {
 	case <-a.drainNow:
 	}
 	running := a.works.drain()
-	a.log.Info("draining: new work is refused", "running", running, "grace", a.cfg.DrainGrace)
+	a.log.Info("draining: new work is refused", "running", running, "grace", a.grace)
 	a.report()
-	grace := time.NewTimer(a.cfg.DrainGrace)
+	grace := time.NewTimer(a.grace)
 	defer grace.Stop()
 	idle := a.works.idle()
 	select {
@@ -160,12 +185,14 @@ func (a *Agent) waitForDrain(ctx context.Context) error {
 		a.log.Warn("the drain grace is over: running works are cancelled", "running", a.works.count())
 		a.works.cancelAll(errAborted())
 	}
+	stopped := time.NewTimer(2 * a.waits.goodbye)
+	defer stopped.Stop()
 	select {
 	case <-idle:
 	case <-ctx.Done():
 		return ctx.Err()
-	case <-time.After(2 * goodbyeWait):
-		a.log.Error("a work did not stop", "running", a.works.count())
+	case <-stopped.C:
+		a.log.Error("a work did not stop, or its result was not acknowledged", "running", a.works.count())
 	}
 	a.goodbye("drained")
 	return errDrained
@@ -179,7 +206,7 @@ func (a *Agent) goodbye(reason string) {
 	}
 	err := a.conn.Publish(schemas.GoodbyeSubject(a.ref), &runbusv1.RunnerGoodbye{Session: s.id, ProcessNonce: a.nonce, Reason: reason})
 	if err == nil {
-		err = a.conn.NATS().FlushTimeout(goodbyeWait)
+		err = a.conn.NATS().FlushTimeout(a.waits.goodbye)
 	}
 	if err != nil {
 		a.log.Warn("goodbye was not delivered", "error", err)

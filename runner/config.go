@@ -14,6 +14,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/org-runink/runbus/schemas"
 )
@@ -47,7 +49,8 @@ type Config struct {
 	FileRoots []string
 	// Concurrency is how many works run at once (SPEC D6). Zero means DefaultConcurrency.
 	Concurrency int
-	// DrainGrace is how long running works may go on after Drain (SPEC D14). Zero means DefaultDrainGrace.
+	// DrainGrace is how long running works may go on after Drain (SPEC D14). Zero means DefaultDrainGrace; RUNNER_DRAIN_GRACE=0s
+	// means none.
 	DrainGrace time.Duration
 	// OnEnrolled, if set, is called after each enrolment, once the runner can be dispatched to.
 	OnEnrolled func(Enrolled)
@@ -104,7 +107,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		if err != nil || d < 0 {
 			return Config{}, configError("RUNNER_DRAIN_GRACE is %q: use a duration such as 10m or 90s", v)
 		}
-		c.DrainGrace = d
+		c.DrainGrace = max(d, 1) // 0s: no grace
 	}
 	return c, nil
 }
@@ -152,17 +155,38 @@ func (c *Config) prepare() (*credential, error) {
 	if err := schemas.ValidRunnerID(c.ID); err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", err)}
 	}
+	if c.ID == schemas.ConsoleRunner {
+		return nil, configError("RUNNER_ID: %q is reserved for the managed runner: choose another id", c.ID)
+	}
 	if c.Name == "" {
 		if c.Name, err = os.Hostname(); err != nil {
 			c.Name = c.ID
 		}
 	}
-	return cred, nil
+	if err := displayText("RUNNER_NAME", c.Name, 128); err != nil {
+		return nil, err
+	}
+	return cred, displayText("RUNNER_VERSION", c.Version, 64)
+}
+
+// displayText refuses what a control plane would refuse in a hello.
+func displayText(variable, s string, most int) error {
+	if len(s) > most {
+		return configError("%s has %d bytes: at most %d are allowed", variable, len(s), most)
+	}
+	if !utf8.ValidString(s) || strings.ContainsFunc(s, unicode.IsControl) {
+		return configError("%s is not plain text", variable)
+	}
+	return nil
 }
 
 // serverURL turns `host:port` into the URL that nats.go dials. A scheme that contradicts RUNNER_ENROLL_TLS is refused, so
 // that nobody sends in the clear by a slip.
 func (c *Config) serverURL(addr string) (string, error) {
+	// First of all, so that no text shows a credential that is in the wrong place.
+	if strings.Contains(addr, "@") || strings.Contains(addr, schemas.ServiceTokenPrefix) || strings.Contains(addr, schemas.SessionTokenPrefix) {
+		return "", configError("RUNNER_ENROLL_ADDR has a user or a token in it: the credential belongs into RUNNER_ENROLL_TOKEN")
+	}
 	if !strings.Contains(addr, "://") {
 		if c.TLS {
 			addr = "tls://" + addr
@@ -174,8 +198,14 @@ func (c *Config) serverURL(addr string) (string, error) {
 	if err != nil || u.Hostname() == "" {
 		return "", configError("RUNNER_ENROLL_ADDR: %q is not host:port or a tls, nats, wss or ws URL", addr)
 	}
-	if u.User != nil {
-		return "", configError("RUNNER_ENROLL_ADDR has a user in it: the credential belongs into RUNNER_ENROLL_TOKEN")
+	if port := u.Port(); port != "" {
+		if n, err := strconv.ParseUint(port, 10, 16); err != nil || n == 0 {
+			return "", configError("RUNNER_ENROLL_ADDR: %q has a port that is not 1-65535", addr)
+		}
+	}
+	webSocket := u.Scheme == "wss" || u.Scheme == "ws"
+	if u.RawQuery != "" || u.Fragment != "" || !webSocket && strings.Trim(u.Path, "/") != "" {
+		return "", configError("RUNNER_ENROLL_ADDR: %q has more than a host and a port", addr)
 	}
 	switch u.Scheme {
 	case "tls", "wss":
@@ -193,10 +223,11 @@ func (c *Config) serverURL(addr string) (string, error) {
 	default:
 		return "", configError("RUNNER_ENROLL_ADDR: unknown scheme %q: use host:port, tls, wss, nats or ws", u.Scheme)
 	}
+	if webSocket {
+		return u.String(), nil // 443 and 80 are the defaults
+	}
+	u.Path = ""
 	if u.Port() == "" {
-		if u.Scheme == "wss" || u.Scheme == "ws" {
-			return u.String(), nil
-		}
 		u.Host = net.JoinHostPort(u.Hostname(), DefaultPort)
 	}
 	return u.String(), nil
@@ -234,32 +265,50 @@ func (c *Config) tlsConfig() (*tls.Config, error) {
 // keptID is the id in the state folder, made at the first start.
 func keptID(dir string) (string, error) {
 	file := filepath.Join(dir, "runner-id")
-	hint := "set RUNNER_ID, or CORE_RUNNER_STATE_DIR (--state-dir) to a folder this process can write"
-	b, err := os.ReadFile(file)
-	if err == nil {
-		return strings.TrimSpace(string(b)), nil
-	}
-	if !errors.Is(err, os.ErrNotExist) {
-		return "", configError("can't read the runner's id: %v: %s", err, hint)
-	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
-	}
-	id := "runner-" + schemas.NewID()[:12]
-	// O_EXCL: of two first starts on one folder one makes the id, the other takes it.
-	f, err := os.OpenFile(file, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		return keptID(dir)
+	const hint = "set RUNNER_ID, or CORE_RUNNER_STATE_DIR (--state-dir) to a folder this process can write"
+	id, err := readID(file)
+	if errors.Is(err, os.ErrNotExist) {
+		if err := makeID(dir, file); err != nil {
+			return "", configError("can't keep a generated runner id: %v: %s", err, hint)
+		}
+		id, err = readID(file)
 	}
 	if err != nil {
-		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
-	}
-	_, err = f.WriteString(id + "\n")
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		_ = os.Remove(file)
-		return "", configError("can't keep a generated runner id: %v: %s", err, hint)
+		return "", configError("can't read the runner's id: %v: %s", err, hint)
 	}
 	return id, nil
+}
+
+func readID(file string) (string, error) {
+	b, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	id := strings.TrimSpace(string(b))
+	if err := schemas.ValidRunnerID(id); err != nil {
+		return "", fmt.Errorf("%s is damaged: it holds no runner id", file)
+	}
+	return id, nil
+}
+
+// makeID writes an id in one step: of several first starts on one folder one makes it, and a crash leaves no empty file.
+func makeID(dir, file string) error {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return err
+	}
+	f, err := os.CreateTemp(dir, ".runner-id-*") // mode 0600
+	if err != nil {
+		return err
+	}
+	defer os.Remove(f.Name()) //nolint:errcheck // best effort: a leftover does no harm
+	_, err = f.WriteString("runner-" + schemas.NewID()[:12] + "\n")
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	if err := os.Link(f.Name(), file); !errors.Is(err, os.ErrExist) {
+		return err
+	}
+	return nil // the other process's
 }
 
 // BuildVersion is the version of this build, `(devel)` when it has none.

@@ -45,7 +45,11 @@ func (a *Agent) obey(msg *nats.Msg) {
 		a.log.Info("the control plane says goodbye", "reason", order.Goodbye.GetReason())
 		a.end(fmt.Errorf("goodbye: %w", errDrained))
 	case *runbusv1.RunnerControl_Drain:
-		a.Drain()
+		grace := a.cfg.DrainGrace // an order may only shorten it
+		if order.Drain.GetGrace() != nil {
+			grace = min(grace, max(order.Drain.GetGrace().AsDuration(), 0))
+		}
+		a.drain(grace)
 	case *runbusv1.RunnerControl_Move:
 		a.log.Info("the control plane asks to reconnect")
 		if err := a.conn.NATS().ForceReconnect(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {

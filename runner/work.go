@@ -16,19 +16,15 @@ import (
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
 	"github.com/org-runink/runbus/runner/source"
-	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 const (
-	credentialWait = 5 * time.Second        // a slot waits so long for its credentials (DESIGN, "Dispatch")
-	deliveryWait   = 2 * time.Minute        // an ended work waits so long for its last acknowledgement
-	flushEvery     = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
-	defaultWindow  = 1 << 20
+	flushEvery = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
 )
 
-// work is one assignment that got a slot. run is its whole life.
+// work is one assignment. It is either refused or run, then its result is delivered.
 type work struct {
 	agent   *Agent
 	id      string
@@ -42,14 +38,10 @@ type work struct {
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work {
-	window := m.GetWindowBytes()
-	if window <= 0 {
-		window = defaultWindow
-	}
 	w := &work{
 		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, log: log,
 		sealed: make(chan *runbusv1.SealedCredential, 1),
-		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), window),
+		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), m.GetWindowBytes()),
 	}
 	w.ctx, w.stop = context.WithCancelCause(context.Background())
 	return w
@@ -77,15 +69,14 @@ func errProcessEnds() *schemas.Error {
 		WithHint("it is not run again by itself; start it again if the read may be repeated")
 }
 
-// refuse answers an assignment that got no slot. Nothing was touched.
-func (w *work) refuse(reason error) {
-	defer w.stop(nil)
-	w.deliver(&runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}})
+// refuse is the answer to an assignment that got no slot. Nothing was touched.
+func (w *work) refuse(reason error) *runbusv1.RunnerWorkResult {
+	w.stop(nil)
+	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}}
 }
 
-// run executes the work: accept, open the credentials, fetch, stream, conclude. It returns when the result is delivered, or
-// can't be any more.
-func (w *work) run() {
+// run executes the work: accept, open the credentials, fetch, stream. It returns how that ended, for deliver.
+func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
 	started := time.Now()
 	left := w.m.GetDeadline().AsTime().Sub(w.agent.clock.now())
@@ -115,7 +106,7 @@ func (w *work) run() {
 		result.Outcome = &runbusv1.RunnerWorkResult_Response{Response: response}
 		w.log.Info("work done", "rows", response.GetRows(), "bytes", response.GetBytes(), "after", time.Since(started))
 	}
-	w.deliver(result)
+	return result
 }
 
 // fetch runs the connector. Whatever it does with the credentials ends when it returns.
@@ -132,7 +123,7 @@ func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err e
 	}
 	defer clear(secrets)
 	req := w.m.GetRequest()
-	connector, err := all.Find(req.GetSource().GetKind())
+	connector, err := w.agent.find(req.GetSource().GetKind())
 	if err != nil {
 		return nil, err
 	}
@@ -168,7 +159,7 @@ func (w *work) secrets() (map[string]string, error) {
 	if !w.m.GetCredentialsFollow() {
 		return map[string]string{}, nil
 	}
-	timer := time.NewTimer(credentialWait)
+	timer := time.NewTimer(w.agent.waits.credentials)
 	defer timer.Stop()
 	select {
 	case sealed := <-w.sealed:
@@ -186,7 +177,7 @@ func (w *work) secrets() (map[string]string, error) {
 		}
 		return bundle.GetSecrets(), nil
 	case <-timer.C:
-		return nil, schemas.Errorf(schemas.CodeFailed, "the credentials did not arrive within %s", credentialWait)
+		return nil, schemas.Errorf(schemas.CodeFailed, "the credentials did not arrive within %s", w.agent.waits.credentials)
 	case <-w.ctx.Done():
 		return nil, context.Cause(w.ctx)
 	}
@@ -214,7 +205,7 @@ func (w *work) reason(err error) error {
 // deliver sends the last frame and waits until the control plane has it.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
 	defer w.sender.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), deliveryWait)
+	ctx, cancel := context.WithTimeout(context.Background(), w.agent.waits.delivery)
 	defer cancel()
 	go func() {
 		select {

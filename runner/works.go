@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"context"
 	"sync"
 	"time"
 
@@ -15,22 +14,36 @@ import (
 // seenMost bounds the memory of dispatch ids; an assignment is accepted for seconds only, so older ids can't come back.
 const seenMost = 16384
 
+// mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, each with a
+// window of chunks at most: callers that take nothing must not fill this process's memory.
+const mostUndelivered = 16
+
+// fate is what became of a dispatch id.
+type fate uint8
+
+const (
+	neverRun fate = iota + 1 // cancelled before it came, or dropped as late: it will not run
+	answered                 // it runs, or ran, or was refused: its result tells
+)
+
 // works is the runner's table of what it runs: it is the one place that decides whether a work gets a slot (SPEC D6), and
 // it never runs one id twice (SPEC D12).
 type works struct {
 	agent *Agent
 
-	mu       sync.Mutex
-	running  map[string]*work
-	seen     map[string]bool // every id ever assigned or cancelled
-	seenList []string        // the same, oldest first
-	isDrain  bool
-	idleCh   chan struct{} // closed when draining and nothing runs
-	all      sync.WaitGroup
+	mu          sync.Mutex
+	running     map[string]*work // each holds a slot
+	undelivered int              // ended, with a result that is not acknowledged yet
+	fates       map[string]fate  // of every id ever assigned or cancelled
+	ids         []string         // of fates, oldest first
+	isDrain     bool
+	isClosed    bool          // nothing is taken, nor refused
+	idleCh      chan struct{} // closed when draining and nothing runs or waits
+	all         sync.WaitGroup
 }
 
 func newWorks(a *Agent) *works {
-	return &works{agent: a, running: map[string]*work{}, seen: map[string]bool{}, idleCh: make(chan struct{})}
+	return &works{agent: a, running: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{})}
 }
 
 // receive takes what comes on `work.<session>`. It runs on the connection's callback and never blocks.
@@ -58,7 +71,8 @@ func (w *works) receive(msg *nats.Msg) {
 // assign gives the assignment a slot and starts it, or refuses it, or drops it: one that came too late, or whose id is known.
 func (w *works) assign(m *runbusv1.RunnerWorkAssignment) {
 	a := w.agent
-	log := a.log.With("dispatch", m.GetDispatchId())
+	id := m.GetDispatchId()
+	log := a.log.With("dispatch", id)
 	s := a.session.Load()
 	if s == nil || s.id != m.GetSession() {
 		log.Warn("an assignment of another session was dropped")
@@ -67,44 +81,45 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment) {
 	late := a.clock.now().After(m.GetAcceptBy().AsTime())
 
 	w.mu.Lock()
-	if w.seen[m.GetDispatchId()] {
-		w.mu.Unlock()
+	defer w.mu.Unlock()
+	switch {
+	case w.isClosed:
+		log.Warn("an assignment came after the end and was dropped unrun")
+		return
+	case w.fates[id] != 0:
 		log.Info("an assignment that is known already was dropped")
 		return
-	}
-	w.remember(m.GetDispatchId())
-	var refusal error
-	switch {
 	case late:
-	case w.isDrain:
-		refusal = schemas.ErrRunnerOffline(a.ref.Runner, "draining")
-	case len(w.running) >= a.cfg.Concurrency:
-		refusal = schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
-	}
-	var job *work
-	if !late {
-		job = newWork(a, m, log)
-		if refusal == nil {
-			w.running[job.id] = job
-		}
-		w.all.Add(1)
-	}
-	w.mu.Unlock()
-
-	if late {
+		w.remember(id, neverRun)
 		log.Warn("an assignment came too late and was dropped unrun")
 		return
 	}
-	go func() {
-		defer w.all.Done()
-		if refusal != nil {
-			log.Info("work refused", "reason", refusal)
-			job.refuse(refusal)
-			return
-		}
-		job.run()
-		w.release(job.id)
-	}()
+	w.remember(id, answered)
+	job := newWork(a, m, log)
+	if reason := w.refusal(); reason != nil {
+		log.Info("work refused", "reason", reason)
+		w.all.Go(func() { job.deliver(job.refuse(reason)) })
+		return
+	}
+	w.running[id] = job
+	w.all.Go(func() {
+		result := job.run()
+		w.ended(id) // first: whoever has the result may count on the slot
+		job.deliver(result)
+		w.delivered()
+	})
+}
+
+// refusal is why no work is taken now, nil if one is; mu is held.
+func (w *works) refusal() error {
+	a := w.agent
+	switch {
+	case w.isDrain:
+		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
+	case len(w.running) >= a.cfg.Concurrency, w.undelivered >= mostUndelivered:
+		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
+	}
+	return nil
 }
 
 // credentials hands a sealed bundle to the work that waits for it.
@@ -122,7 +137,8 @@ func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 	}
 }
 
-// cancel stops one work and says what there was to stop. An id that never came is refused from now on.
+// cancel stops one work and says what there was to stop. An id that never ran will not run from now on, however often this is
+// asked.
 func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -130,10 +146,12 @@ func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 		job.cancel(reason)
 		return runbusv1.CancelState_CANCEL_STATE_STOPPING
 	}
-	if w.seen[id] {
+	switch w.fates[id] {
+	case answered:
 		return runbusv1.CancelState_CANCEL_STATE_ENDED
+	case 0:
+		w.remember(id, neverRun)
 	}
-	w.remember(id)
 	return runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
 }
 
@@ -145,20 +163,37 @@ func (w *works) cancelAll(reason *schemas.Error) {
 	}
 }
 
-// remember notes an id; mu is held.
-func (w *works) remember(id string) {
-	w.seen[id] = true
-	w.seenList = append(w.seenList, id)
-	if len(w.seenList) > seenMost {
-		delete(w.seen, w.seenList[0])
-		w.seenList = w.seenList[1:]
+// close drops whatever is assigned from now on and cancels what runs.
+func (w *works) close(reason *schemas.Error) {
+	w.mu.Lock()
+	w.isClosed = true
+	w.mu.Unlock()
+	w.cancelAll(reason)
+}
+
+// remember notes what became of an id; mu is held.
+func (w *works) remember(id string, f fate) {
+	w.fates[id] = f
+	w.ids = append(w.ids, id)
+	if len(w.ids) > seenMost {
+		delete(w.fates, w.ids[0])
+		w.ids = w.ids[1:]
 	}
 }
 
-func (w *works) release(id string) {
+// ended frees the slot of a work.
+func (w *works) ended(id string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	delete(w.running, id)
+	w.undelivered++
+}
+
+// delivered ends what ended began.
+func (w *works) delivered() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.undelivered--
 	w.tellIdle()
 }
 
@@ -173,7 +208,7 @@ func (w *works) drain() int {
 
 // tellIdle closes idleCh once; mu is held.
 func (w *works) tellIdle() {
-	if !w.isDrain || len(w.running) > 0 {
+	if !w.isDrain || len(w.running) > 0 || w.undelivered > 0 {
 		return
 	}
 	select {
@@ -183,18 +218,18 @@ func (w *works) tellIdle() {
 	}
 }
 
-// idle is closed when the runner drains and nothing runs any more.
+// idle is closed when the runner drains, nothing runs any more and every result is acknowledged.
 func (w *works) idle() <-chan struct{} { return w.idleCh }
 
-// wait blocks until every goroutine of a work has ended, at most for d.
+// wait blocks until every goroutine of a work has ended, at most for d. It comes after close.
 func (w *works) wait(d time.Duration) {
-	ctx, cancel := context.WithTimeout(context.Background(), d)
-	defer cancel()
+	timer := time.NewTimer(d)
+	defer timer.Stop()
 	done := make(chan struct{})
 	go func() { w.all.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-ctx.Done():
+	case <-timer.C:
 	}
 }
 
@@ -213,7 +248,7 @@ func (w *works) count() int {
 // load is 0 when idle and 1 when every slot is taken.
 func (w *works) load() float64 { return float64(w.count()) / float64(w.agent.cfg.Concurrency) }
 
-func (w *works) ids() []string {
+func (w *works) runningIDs() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	ids := make([]string, 0, len(w.running))
