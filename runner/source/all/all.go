@@ -9,13 +9,14 @@ import (
 	"github.com/org-runink/runbus/runner/source/file"
 	httpsource "github.com/org-runink/runbus/runner/source/http"
 	"github.com/org-runink/runbus/runner/source/postgres"
+	"github.com/org-runink/runbus/runner/source/sqlite"
 	"github.com/org-runink/runbus/schemas"
 )
 
 var connectors = map[string]source.Connector{}
 
 func init() {
-	for _, c := range []source.Connector{file.New(), httpsource.New(), postgres.New()} {
+	for _, c := range []source.Connector{file.New(), httpsource.New(), postgres.New(), sqlite.New()} {
 		connectors[c.Kind()] = c
 	}
 }
