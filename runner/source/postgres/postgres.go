@@ -33,7 +33,7 @@
 // of a date, a timestamp or an interval, a timestamp after the year 294246, an interval of more than 292 years in its time
 // part, 24:00:00, NaN in a numeric(p,s), an array of another depth than declared. Nothing is ever replaced.
 //
-// Text is UTF-8. From a database in SQL_ASCII, which stores any bytes, text that is not UTF-8 fails the fetch.
+// Text is UTF-8; the server converts to it.
 package postgres
 
 import (
@@ -41,6 +41,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/apache/arrow-go/v18/arrow"
 
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
@@ -97,18 +99,21 @@ func fetch(ctx context.Context, env source.Env, config target, values *source.Va
 	if err != nil {
 		return err
 	}
-	r, err := s.newReader(env.Allocator(), fields)
-	if err != nil {
-		return err
-	}
+	r := newReader(env.Allocator(), fields, s.note)
 	defer r.release()
 	if err := out.Start(r.schema); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
 		return err
 	}
 	if err := s.execute(values.Query(), r.formats()); err != nil {
 		return err
 	}
-	err = r.read(s, out.Limits().MaxRows, out.Write)
+	err = readAhead(ctx, func(write func(arrow.RecordBatch) error) error {
+		defer s.finished()
+		return r.read(s, out.Limits().MaxRows, write)
+	}, out.Write, s.interrupt)
 	if err != nil {
 		s.interrupt() // the rest of the result is nobody's
 	}

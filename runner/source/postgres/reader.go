@@ -38,12 +38,12 @@ type reader struct {
 	columns []column
 }
 
-// newReader chooses a type and a decoder for each column. Its memory is given back by release.
-func (s *session) newReader(mem memory.Allocator, fields []field) (*reader, error) {
+// newReader chooses a type and a decoder for each column; note gets what the caller has to know. Its memory is given back by release.
+func newReader(mem memory.Allocator, fields []field, note func(text string)) *reader {
 	r := &reader{columns: make([]column, len(fields))}
 	list := make([]arrow.Field, len(fields))
 	for i, f := range fields {
-		kind := f.kind(s.asciiOnly, s.note)
+		kind := f.kind(note)
 		b := array.NewBuilder(mem, kind.arrow)
 		r.columns[i] = column{name: f.name, typeOID: f.typeOID, typmod: f.typmod, format: kind.format, builder: b, append: kind.into(b)}
 		c := &r.columns[i]
@@ -66,7 +66,7 @@ func (s *session) newReader(mem memory.Allocator, fields []field) (*reader, erro
 		list[i] = arrow.Field{Name: f.name, Type: kind.arrow, Nullable: true, Metadata: arrow.NewMetadata(keys, values)}
 	}
 	r.schema = arrow.NewSchema(list, nil)
-	return r, nil
+	return r
 }
 
 func (r *reader) release() {

@@ -24,6 +24,8 @@ const (
 	maxMessage = 128 << 20
 	// cancelWithin bounds the attempt to tell the server that a query is not wanted any more; then the connection is cut.
 	cancelWithin = 700 * time.Millisecond
+	// cancelEvery is the time between two such attempts.
+	cancelEvery = 50 * time.Millisecond
 	// leaveWithin bounds the wait for the server to end a session that was said goodbye to.
 	leaveWithin = 500 * time.Millisecond
 )
@@ -35,8 +37,9 @@ type session struct {
 	cut       func() error
 	cancel    func(ctx context.Context) error // asks the server to cancel the query that runs
 	cancelled sync.Once
+	over      chan struct{} // closed when nobody reads any more
+	finish    sync.Once
 	note      func(text string)
-	asciiOnly bool // a database without an encoding: text is to be checked
 
 	buf         []byte
 	start, fill int
@@ -54,12 +57,10 @@ func open(ctx context.Context, t target, note func(text string)) (*session, erro
 	if err != nil {
 		return nil, errors.Join(err, pg.Conn().Close())
 	}
-	s := &session{conn: hijacked.Conn, cut: hijacked.Conn.Close, cancel: pg.CancelRequest, note: note, buf: make([]byte, readBuffer)}
+	s := &session{conn: hijacked.Conn, cut: hijacked.Conn.Close, cancel: pg.CancelRequest, over: make(chan struct{}), note: note, buf: make([]byte, readBuffer)}
 	if secure, ok := hijacked.Conn.(*tls.Conn); ok {
 		s.cut = secure.NetConn().Close // without waiting for a close_notify to be taken
 	}
-	encoding := hijacked.ParameterStatuses["server_encoding"]
-	s.asciiOnly = encoding == "" || encoding == "SQL_ASCII"
 	// What came with the last message of the start is in pgconn's buffer: whole or in part, it ends a message.
 	for hijacked.Frontend.ReadBufferLen() > 0 {
 		if _, err := hijacked.Frontend.Receive(); err != nil {
@@ -77,21 +78,38 @@ func (s *session) stopWith(ctx context.Context) func() {
 		s.interrupt()
 	})
 	return func() {
+		s.finished()
 		if !stop() {
 			<-interrupted
 		}
 	}
 }
 
-// interrupt cancels what runs at the server and cuts the connection; a read that waits then fails. It takes less than a
-// second.
+// finished tells interrupt that nobody reads any more.
+func (s *session) finished() { s.finish.Do(func() { close(s.over) }) }
+
+// interrupt cancels what runs at the server, then cuts the connection; a read that waits fails. It takes less than a second.
+//
+// The server ignores a cancel request that comes between two statements: so it is repeated until the read has ended, by the
+// server's answer to it.
 func (s *session) interrupt() {
 	s.cancelled.Do(func() {
 		ctx, done := context.WithTimeout(context.Background(), cancelWithin)
 		defer done()
-		// Best effort: without it the server notices by the cut, or by client_connection_check_interval.
-		_ = s.cancel(ctx)
-		_ = s.cut()
+		defer s.cut() //nolint:errcheck // the session is over either way
+		again := time.NewTicker(cancelEvery)
+		defer again.Stop()
+		for {
+			// Best effort: what this does not reach ends by the cut, or by client_connection_check_interval.
+			_ = s.cancel(ctx)
+			select {
+			case <-s.over:
+				return
+			case <-ctx.Done():
+				return
+			case <-again.C:
+			}
+		}
 	})
 }
 

@@ -65,21 +65,21 @@ var errSize = errors.New("a value of the wrong size")
 
 var be = binary.BigEndian
 
-// kind chooses for a column. Text of a database without an encoding is checked; note gets what the caller has to know.
-func (f field) kind(checkText bool, note func(string)) kind {
-	if k, ok := scalar(f.typeOID, f.typmod, f.enum, checkText); ok {
+// kind chooses for a column; note gets what the caller has to know.
+func (f field) kind(note func(string)) kind {
+	if k, ok := scalar(f.typeOID, f.typmod, f.enum); ok {
 		return k
 	}
 	if f.element != 0 {
-		if k, ok := scalar(f.element, f.elementMod, f.elementEnum, checkText); ok {
+		if k, ok := scalar(f.element, f.elementMod, f.elementEnum); ok {
 			return f.list(k, note)
 		}
 	}
-	return kind{arrow: arrow.BinaryTypes.String, into: intoText(checkText)} // the server's own text
+	return kind{arrow: arrow.BinaryTypes.String, into: intoText} // the server's own text
 }
 
 // scalar is the kind of a type that is decoded from its binary format.
-func scalar(oid uint32, typmod int32, enum, checkText bool) (kind, bool) {
+func scalar(oid uint32, typmod int32, enum bool) (kind, bool) {
 	k := kind{format: 1}
 	switch oid {
 	case oidBool:
@@ -101,15 +101,15 @@ func scalar(oid uint32, typmod int32, enum, checkText bool) (kind, bool) {
 	case oidNumeric:
 		k.arrow, k.into = numericKind(typmod)
 	case oidText, oidVarchar, oidBPChar, oidName, oidUnknown:
-		k.arrow, k.into = arrow.BinaryTypes.String, intoText(checkText)
+		k.arrow, k.into = arrow.BinaryTypes.String, intoText
 	case oidBytea:
 		k.arrow, k.into = arrow.BinaryTypes.Binary, intoBinary
 	case oidUUID:
 		k.arrow, k.extension, k.into = &arrow.FixedSizeBinaryType{ByteWidth: 16}, "arrow.uuid", intoUUID
 	case oidJSON:
-		k.arrow, k.extension, k.into = arrow.BinaryTypes.String, "arrow.json", intoText(checkText)
+		k.arrow, k.extension, k.into = arrow.BinaryTypes.String, "arrow.json", intoText
 	case oidJSONB:
-		k.arrow, k.extension, k.into = arrow.BinaryTypes.String, "arrow.json", intoJSONB(checkText)
+		k.arrow, k.extension, k.into = arrow.BinaryTypes.String, "arrow.json", intoJSONB
 	case oidDate:
 		k.arrow, k.into = arrow.FixedWidthTypes.Date32, intoDate
 	case oidTime:
@@ -124,7 +124,7 @@ func scalar(oid uint32, typmod int32, enum, checkText bool) (kind, bool) {
 		if !enum {
 			return kind{}, false
 		}
-		k.arrow, k.into = arrow.BinaryTypes.String, intoText(checkText)
+		k.arrow, k.into = arrow.BinaryTypes.String, intoText
 	}
 	return k, true
 }
@@ -217,25 +217,14 @@ func intoFloat64(b array.Builder) func([]byte) error {
 	}
 }
 
-func intoText(check bool) func(array.Builder) func([]byte) error {
-	return func(b array.Builder) func([]byte) error {
-		into := b.(*array.StringBuilder).BinaryBuilder
-		if !check {
-			return func(v []byte) error {
-				into.Append(v)
-				return nil
-			}
+func intoText(b array.Builder) func([]byte) error {
+	into := b.(*array.StringBuilder).BinaryBuilder
+	return func(v []byte) error {
+		if !utf8.Valid(v) { // a query can change the session's encoding
+			return &valueError{reason: "text that is not UTF-8", hint: "leave client_encoding as it is; select bytes as bytea"}
 		}
-		return func(v []byte) error {
-			if !utf8.Valid(v) {
-				return &valueError{
-					reason: "text that is not UTF-8, from a database that has no encoding (SQL_ASCII)",
-					hint:   "convert it in the query, as in convert_from(column::bytea, 'LATIN1'), or select it as bytea",
-				}
-			}
-			into.Append(v)
-			return nil
-		}
+		into.Append(v)
+		return nil
 	}
 }
 
@@ -259,15 +248,13 @@ func intoUUID(b array.Builder) func([]byte) error {
 }
 
 // intoJSONB takes the text behind the version byte.
-func intoJSONB(check bool) func(array.Builder) func([]byte) error {
-	return func(b array.Builder) func([]byte) error {
-		text := intoText(check)(b)
-		return func(v []byte) error {
-			if len(v) < 1 || v[0] != 1 {
-				return errors.New("jsonb of an unknown version")
-			}
-			return text(v[1:])
+func intoJSONB(b array.Builder) func([]byte) error {
+	text := intoText(b)
+	return func(v []byte) error {
+		if len(v) < 1 || v[0] != 1 {
+			return errors.New("jsonb of an unknown version")
 		}
+		return text(v[1:])
 	}
 }
 
