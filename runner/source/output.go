@@ -26,7 +26,7 @@ const (
 	writeBuffer = 64 << 10
 )
 
-// Output encodes the batches of one fetch as an Arrow IPC stream with zstd, and enforces the fetch's limits (SPEC D15). The
+// Output encodes the batches of one fetch as an Arrow IPC stream with zstd (fastest level), and enforces the fetch's limits (SPEC D15). The
 // stream has a schema even when there are no rows. It is used by one goroutine at a time.
 type Output struct {
 	limits     Limits
@@ -101,7 +101,11 @@ func (o *Output) Start(schema *arrow.Schema) error {
 	if o.take != nil {
 		return nil
 	}
-	o.ipc = ipc.NewWriter(o.w, ipc.WithSchema(schema), ipc.WithZstd())
+	stream, err := newZstdStream(o.w)
+	if err != nil {
+		return o.fail(err)
+	}
+	o.ipc = ipc.NewWriterWithPayloadWriter(stream, ipc.WithSchema(schema))
 	return nil
 }
 
