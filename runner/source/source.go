@@ -21,7 +21,7 @@ type Connector interface {
 	// Fetch runs one read and writes its result to out: Start once, also for a result without rows, then Write for each
 	// batch. It does not Close out. When Write returns ErrLimit it stops reading and returns nil. When ctx ends it stops
 	// the read at the source, within a second, and returns an error. When it has returned, no connection, file or
-	// goroutine of it is left.
+	// goroutine of it is left (a connection may still be closing).
 	//
 	// Settings, secrets and query are checked before the source is touched (CodeBadSource, CodeReadOnly). Errors of the
 	// source come back through Redact: in the source's own words, without a secret. Every connection goes through

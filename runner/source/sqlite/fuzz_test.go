@@ -4,6 +4,9 @@ import (
 	"bytes"
 	"database/sql"
 	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -11,6 +14,7 @@ import (
 
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/sourcetest"
+	"github.com/org-runink/runbus/schemas"
 )
 
 // read gives the rows of a stream as text.
@@ -64,6 +68,52 @@ func FuzzGate(f *testing.F) {
 		_, _ = db.ExecContext(t.Context(), query)
 		if after := state(); after != before {
 			t.Errorf("%q passes the gate and changes the database: %s → %s", query, before, after)
+		}
+	})
+}
+
+// FuzzDatabase damages a database: whatever comes of it is rows or an error, never a crash or a hang.
+func FuzzDatabase(f *testing.F) {
+	dir := f.TempDir()
+	path := filepath.Join(dir, "good.db")
+	db, err := sql.Open("sqlite", path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	if _, err := db.Exec("CREATE TABLE t (x INTEGER PRIMARY KEY, y TEXT); CREATE INDEX i ON t (y); CREATE VIEW v AS SELECT y FROM t; INSERT INTO t WITH RECURSIVE n(x) AS (SELECT 1 UNION ALL SELECT x+1 FROM n WHERE x < 200) SELECT x, hex(zeroblob(x)) FROM n"); err != nil {
+		f.Fatal(err)
+	}
+	if err := db.Close(); err != nil {
+		f.Fatal(err)
+	}
+	good, err := os.ReadFile(path)
+	if err != nil {
+		f.Fatal(err)
+	}
+	for _, offset := range []uint{0, 16, 18, 28, 52, 56, 92, 100, 105, 4095, 4096, 8192 + 3} {
+		f.Add(offset, []byte{0xff, 0, 0x7f}, uint(len(good)))
+	}
+	f.Add(uint(0), []byte{}, uint(100))
+	f.Fuzz(func(t *testing.T, offset uint, damage []byte, size uint) {
+		bad := slices.Clone(good[:min(size, uint(len(good)))])
+		if offset < uint(len(bad)) {
+			copy(bad[offset:], damage)
+		}
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "bad.db"), bad, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		roots, err := source.OpenRoots(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = roots.Close() }()
+		for _, query := range []string{"SELECT * FROM t", "SELECT * FROM v ORDER BY y DESC", "SELECT * FROM t WHERE y > 'A'", "SELECT * FROM sqlite_schema"} {
+			out := source.NewOutput(&bytes.Buffer{}, source.Limits{MaxRows: 1000}, nil)
+			err := New().Fetch(t.Context(), source.Env{Roots: roots}, source.Request{Settings: map[string]string{"path": "bad.db"}, Query: query}, out)
+			if code := schemas.CodeOf(err); err != nil && code != schemas.CodeSource {
+				t.Errorf("%v (%s)", err, code)
+			}
 		}
 	})
 }

@@ -3,6 +3,7 @@ package sqlite
 import (
 	"context"
 	"slices"
+	"unsafe"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -12,6 +13,9 @@ import (
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
+
+// maxKept bounds the cells of a result that is kept while its types are learnt, in bytes without their texts and blobs.
+const maxKept = 8 << 20
 
 // reader reads the result of one query.
 type reader struct {
@@ -65,6 +69,7 @@ func (r *reader) look() (kept []cell, all bool, err error) {
 	row := make([]cell, len(r.cols))
 	all = true
 	var size, rows int64
+	var memory int
 	for rows <= limits.MaxRows && size <= limits.MaxBytes {
 		if r.ctx.Err() != nil {
 			return nil, false, r.ctx.Err()
@@ -84,7 +89,8 @@ func (r *reader) look() (kept []cell, all bool, err error) {
 		if !all {
 			continue
 		}
-		if rows > source.BatchRows || size > source.BatchBytes {
+		memory += len(row) * int(unsafe.Sizeof(cell{}))
+		if rows > source.BatchRows || size > source.BatchBytes || memory > maxKept {
 			kept, all = nil, false
 			r.out.Phase(runbusv1.Phase_PHASE_QUERYING, "looking at the types of all values")
 			continue

@@ -12,13 +12,14 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"go.uber.org/goleak"
+	sqlite3 "modernc.org/sqlite/lib"
 
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/sourcetest"
 	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -290,26 +291,43 @@ func TestLockedDatabase(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// fetch does something once the connector is at its query.
+	fetch := func(ctx context.Context, then func()) (*source.Output, error) {
+		out := source.NewOutput(&bytes.Buffer{}, source.Limits{}, func(p runbusv1.Phase, _ string, _, _ int64) {
+			if p == runbusv1.Phase_PHASE_QUERYING {
+				then()
+			}
+		})
+		return out, New().Fetch(ctx, source.Env{Roots: roots}, source.Request{Settings: map[string]string{"path": path}, Query: "SELECT x FROM t"}, out)
+	}
 	lock()
-	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
-	defer cancel()
-	out := source.NewOutput(&bytes.Buffer{}, source.Limits{}, nil)
-	err = New().Fetch(ctx, source.Env{Roots: roots}, source.Request{Settings: map[string]string{"path": path}, Query: "SELECT x FROM t"}, out)
-	if !errors.Is(err, context.DeadlineExceeded) {
+	ctx, cancel := context.WithCancel(t.Context())
+	if _, err := fetch(ctx, cancel); !errors.Is(err, context.Canceled) {
 		t.Errorf("%v", err)
 	}
 	released := make(chan error, 1)
-	timer := time.AfterFunc(200*time.Millisecond, func() {
-		_, err := writer.ExecContext(context.WithoutCancel(t.Context()), "COMMIT")
-		released <- err
+	out, err := fetch(t.Context(), func() {
+		go func() {
+			_, err := writer.ExecContext(context.WithoutCancel(t.Context()), "COMMIT")
+			released <- err
+		}()
 	})
-	defer timer.Stop()
-	rows, _, err := collect(t, roots, path, "SELECT x FROM t")
-	if err != nil || len(rows) != 2 {
-		t.Errorf("%v %v", rows, err)
+	if err != nil || out.Rows() != 2 {
+		t.Errorf("%d rows, %v", out.Rows(), err)
 	}
 	if err := <-released; err != nil {
 		t.Error(err)
+	}
+
+	tries := 0
+	err = whenUnlocked(t.Context(), func() error {
+		if tries++; tries < 3 {
+			return &failed{rc: sqlite3.SQLITE_BUSY_RECOVERY, error: errors.New("busy")}
+		}
+		return nil
+	})
+	if err != nil || tries != 3 {
+		t.Errorf("%d tries: %v", tries, err)
 	}
 }
 
