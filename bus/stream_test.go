@@ -27,7 +27,7 @@ const session = "5e551011"
 // pair is a runner and a waiting replica on a real server, the runner's link through a proxy.
 type pair struct {
 	bus         *bustest.Bus
-	proxy       *proxy
+	proxy       *bustest.Proxy
 	runner      *bus.Conn
 	senders     *bus.Senders
 	replica     *bus.Conn
@@ -39,7 +39,7 @@ type pair struct {
 func newPair(t testing.TB, options ...bus.Option) *pair {
 	t.Helper()
 	b := bustest.Start(t)
-	p := &pair{bus: b, proxy: newProxy(t, b.Addr()), reconnected: make(chan struct{}, 100)}
+	p := &pair{bus: b, proxy: bustest.NewProxy(t, b.Addr()), reconnected: make(chan struct{}, 100)}
 	p.replica = bus.NewConn(b.Conn(t, embedded.UserDispatch, func(o *nats.Options) error {
 		p.link = &cuttable{InProcessConnProvider: o.InProcessServer}
 		o.InProcessServer = p.link
@@ -273,7 +273,7 @@ func TestStreamSurvivesCuts(t *testing.T) {
 				return
 			}
 			cut++
-			p.proxy.cut(false)
+			p.proxy.Cut(false)
 			<-p.reconnected // what the runner does after its hello:
 			p.senders.Resume()
 		})
@@ -294,10 +294,10 @@ func TestResultOutlivesALinkThatIsDown(t *testing.T) {
 	r.Done(next[*runbusv1.RunnerWorkAccepted](t, r))
 	down := p.runner.NATS().StatusChanged(nats.RECONNECTING)
 	defer p.runner.NATS().RemoveStatusListener(down)
-	p.proxy.cut(true)
+	p.proxy.Cut(true)
 	<-down
 	send(t, s, chunk([]byte("rows")), &runbusv1.RunnerWorkResult{Started: true})
-	p.proxy.cut(false)
+	p.proxy.Cut(false)
 	<-p.reconnected
 	p.senders.Resume()
 	if f := next[*runbusv1.RunnerWorkChunk](t, r); string(f.GetArrowIpc()) != "rows" {

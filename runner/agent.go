@@ -44,10 +44,11 @@ type Agent struct {
 	env   source.Env
 	find  func(kind string) (source.Connector, error)
 	waits waits
+	retry func(attempt int) time.Duration
 	log   *slog.Logger
 
 	conn    *bus.Conn
-	senders *bus.Senders
+	senders *bus.Senders // made at the first session
 	works   *works
 	session atomic.Pointer[session]
 	clock   clock
@@ -82,7 +83,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("sealing key: %w", err)
 	}
 	a := &Agent{
-		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: all.Find, log: cfg.Log,
+		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: all.Find, retry: retryDelay, log: cfg.Log,
 		waits:    waits{credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
@@ -129,11 +130,11 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.conn.NATS().Close()
-	var err error
-	if a.senders, err = bus.NewSenders(a.conn, a.ref); err != nil {
-		return fmt.Errorf("subscribe credit: %w", err)
-	}
-	defer a.senders.Close()
+	defer func() {
+		if a.senders != nil {
+			_ = a.senders.Close()
+		}
+	}()
 
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -149,7 +150,7 @@ func (a *Agent) Run(ctx context.Context) error {
 			return ctx.Err()
 		}
 	}))
-	err = group.Wait()
+	err := group.Wait()
 	a.works.close(errProcessEnds())
 	a.works.wait(a.waits.goodbye)
 	if errors.Is(err, errDrained) {

@@ -195,7 +195,8 @@ func (c *Config) serverURL(addr string) (string, error) {
 		}
 	}
 	u, err := url.Parse(addr)
-	if err != nil || u.Hostname() == "" {
+	// An IPv6 address without brackets would be cut at some colon.
+	if err != nil || u.Hostname() == "" || strings.Contains(strings.TrimSuffix(u.Host, ":"+u.Port()), ":") && u.Host[0] != '[' {
 		return "", configError("RUNNER_ENROLL_ADDR: %q is not host:port or a tls, nats, wss or ws URL", addr)
 	}
 	if port := u.Port(); port != "" {

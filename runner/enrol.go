@@ -56,7 +56,7 @@ func (a *Agent) keepEnrolled(ctx context.Context) error {
 			return err
 		default:
 			failures++
-			wait := retryDelay(failures)
+			wait := a.retry(failures)
 			a.log.Warn("enrolment did not succeed; trying again", "error", err, "in", wait)
 			retry.Reset(wait)
 		}
@@ -120,6 +120,13 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 
 // begin subscribes what the session brings and reports once: only then is the runner dispatchable (DESIGN, "Sessions").
 func (a *Agent) begin(ctx context.Context, accepted *runbusv1.EnrollmentAccepted) error {
+	if a.senders == nil { // not before: who is refused may not subscribe credit, and a person's session has no tenant to do it in
+		senders, err := bus.NewSenders(a.conn, a.ref)
+		if err != nil {
+			return fmt.Errorf("subscribe credit: %w", err)
+		}
+		a.senders = senders
+	}
 	s := &session{id: accepted.GetSession(), heartbeat: heartbeatEvery}
 	if n := accepted.GetHeartbeatIntervalSeconds(); n > 0 {
 		s.heartbeat = time.Duration(n) * time.Second

@@ -29,7 +29,7 @@ func (a *Agent) connect() error {
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
 		nats.Timeout(connectTimeout), nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
-		nats.CustomReconnectDelay(retryDelay),
+		nats.CustomReconnectDelay(a.retry),
 		nats.ConnectHandler(up), nats.ReconnectHandler(up),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
 			text, hint := explainLink(err)

@@ -121,6 +121,18 @@ func (b *Bus) RunnerConn(t testing.TB, ref schemas.RunnerRef, o ...nats.Option) 
 	}, o...)...)
 }
 
+// RunnerToken is a service-account token that the server lets in as ref, by the double of the callout: for a test that runs
+// a whole runner.
+func (b *Bus) RunnerToken(t testing.TB, ref schemas.RunnerRef) string {
+	t.Helper()
+	token, public, err := schemas.NewServiceToken(ref.Tenant)
+	if err != nil {
+		t.Fatalf("token of a test's runner: %v", err)
+	}
+	b.serveDouble(t).trust(public, ref)
+	return token
+}
+
 // OpsConn connects over TCP and TLS as ops, with its real permissions in account OPS, by the double of the callout.
 func (b *Bus) OpsConn(t testing.TB, o ...nats.Option) *nats.Conn {
 	t.Helper()

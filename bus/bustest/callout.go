@@ -58,10 +58,14 @@ func (d *calloutDouble) addRunner(t testing.TB, ref schemas.RunnerRef) (public s
 	if err != nil {
 		t.Fatalf("key of a test's runner: %v", err)
 	}
-	d.mu.Lock()
-	d.runners[public] = ref
-	d.mu.Unlock()
+	d.trust(public, ref)
 	return public, pair.Sign
+}
+
+func (d *calloutDouble) trust(public string, ref schemas.RunnerRef) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.runners[public] = ref
 }
 
 // answer decides about one client. It answers a request it can't read with nothing: the server refuses the client then.

@@ -1,4 +1,4 @@
-package bus_test
+package bustest
 
 import (
 	"io"
@@ -7,9 +7,9 @@ import (
 	"testing"
 )
 
-// proxy is a TCP proxy in front of a server whose links a test can cut, losing what is under way. While it is shut, whoever
+// Proxy is a TCP proxy in front of a server whose links a test can cut, losing what is under way. While it is shut, whoever
 // dials is cut at once.
-type proxy struct {
+type Proxy struct {
 	listener net.Listener
 	target   string
 	wg       sync.WaitGroup
@@ -19,30 +19,34 @@ type proxy struct {
 	shut  bool
 }
 
-func newProxy(t testing.TB, target string) *proxy {
+// NewProxy listens on a free port of 127.0.0.1 in front of target until the test ends.
+func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{listener: l, target: target, links: make(map[*net.TCPConn]bool)}
+	p := &Proxy{listener: l, target: target, links: make(map[*net.TCPConn]bool)}
 	p.wg.Go(p.accept)
 	t.Cleanup(func() {
 		if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		p.cut(true)
+		p.Cut(true)
 		p.wg.Wait()
 	})
 	return p
 }
 
+// Addr is where the proxy listens.
+func (p *Proxy) Addr() string { return p.listener.Addr().String() }
+
 // Dial connects to the proxy whatever the address is: a nats.CustomDialer.
-func (p *proxy) Dial(network, _ string) (net.Conn, error) {
-	return net.Dial(network, p.listener.Addr().String())
+func (p *Proxy) Dial(network, _ string) (net.Conn, error) {
+	return net.Dial(network, p.Addr())
 }
 
-func (p *proxy) accept() {
+func (p *Proxy) accept() {
 	for {
 		c, err := p.listener.Accept()
 		if err != nil {
@@ -52,7 +56,7 @@ func (p *proxy) accept() {
 	}
 }
 
-func (p *proxy) link(client *net.TCPConn) {
+func (p *Proxy) link(client *net.TCPConn) {
 	c, err := net.Dial("tcp", p.target)
 	if err != nil {
 		_ = client.Close()
@@ -84,8 +88,8 @@ func reset(links ...*net.TCPConn) {
 	}
 }
 
-// cut ends all links; shut says whether new ones are refused from now on.
-func (p *proxy) cut(shut bool) {
+// Cut ends all links; shut says whether new ones are refused from now on.
+func (p *Proxy) Cut(shut bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shut = shut
