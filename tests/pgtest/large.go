@@ -99,9 +99,15 @@ func (s *Sum) Add(batch arrow.RecordBatch) error {
 		cell(amount, i, func() { row = append(row, amount.Value(i).ToString(2)...) })
 		cell(at, i, func() { row = strconv.AppendInt(row, int64(at.Value(i)), 10) })
 		cell(label, i, func() { row = append(row, label.Value(i)...) })
-		sum := md5.Sum(row)
-		s.Hash += binary.BigEndian.Uint64(sum[:8]) >> 4
-		s.Rows++
+		s.AddText(row)
 	}
 	return nil
+}
+
+// AddText adds a row that is given as text: its values in the order of the columns with `|` in between, `~` for NULL, x without
+// exponent and trailing zeros, at in microseconds since 1970.
+func (s *Sum) AddText(row []byte) {
+	sum := md5.Sum(row)
+	s.Hash += binary.BigEndian.Uint64(sum[:8]) >> 4
+	s.Rows++
 }
