@@ -83,7 +83,38 @@ func startStack(ctx context.Context, cfg stackConfig) (_ *stack, err error) {
 		"RUNNER_ENROLL_CA": s.endpoint.CA, "RUNNER_ID": cfg.runnerID, "RUNNER_NAME": cfg.runnerID,
 		"RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)),
 	}, cfg.logs, &s.enrolled)
-	return s, err
+	if err != nil {
+		return nil, err
+	}
+	return s, s.awaitRunner(ctx)
+}
+
+// awaitRunner waits until the control plane gives work to the runner: its first heartbeat is under way when it says that it is ready.
+func (s *stack) awaitRunner(ctx context.Context) error {
+	const again = 5 * time.Millisecond
+	for {
+		var runners []struct {
+			ID     string `json:"id"`
+			Health struct {
+				Dispatchable bool `json:"dispatchable"`
+			} `json:"health"`
+		}
+		if err := s.api.call(ctx, http.MethodGet, "/api/runners", nil, &runners); err != nil {
+			return err
+		}
+		for _, r := range runners {
+			if r.ID == s.enrolled.RunnerID && r.Health.Dispatchable {
+				return nil
+			}
+		}
+		select {
+		case <-time.After(again):
+		case <-s.runner.exited:
+			return s.runner.failure()
+		case <-ctx.Done():
+			return fmt.Errorf("the runner has enrolled and is not given work: %w", ctx.Err())
+		}
+	}
 }
 
 // fileRoots puts the sample data into the data folder and returns what the runner may read: that, and what was asked for.
