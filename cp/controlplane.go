@@ -11,6 +11,8 @@ import (
 	"net/http"
 	"os"
 	"runtime/debug"
+	"slices"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -34,6 +36,7 @@ import (
 type ControlPlane struct {
 	cfg     Config
 	data    *dataDir
+	keys    *embedded.Keys
 	server  *embedded.Server
 	replica string
 	caFile  string
@@ -48,8 +51,9 @@ type ControlPlane struct {
 	http     *http.Server
 	listener net.Listener
 
-	conns   []*nats.Conn
-	closers []func() // in the order of construction; run backwards
+	mu      sync.Mutex
+	conns   []*nats.Conn // guarded by mu: /readyz asks while the start goes on
+	closers []func()     // in the order of construction; run backwards
 	cancel  context.CancelFunc
 	tasks   *errgroup.Group
 	ready   chan struct{} // the callout answers: runners get in
@@ -137,11 +141,10 @@ func listenReason(err error) error {
 }
 
 func (c *ControlPlane) startBus(context.Context, context.Context) (err error) {
-	keys, err := embedded.LoadKeys(c.data.file(fileKeys))
-	if err != nil {
+	if c.keys, err = embedded.LoadKeys(c.data.file(fileKeys)); err != nil {
 		return err
 	}
-	for file, seed := range map[string][]byte{fileOpsSeed: keys.OpsSeed(), fileOpsSysSeed: keys.OpsSysSeed()} {
+	for file, seed := range map[string][]byte{fileOpsSeed: c.keys.OpsSeed(), fileOpsSysSeed: c.keys.OpsSysSeed()} {
 		if err := writeFile(c.data.file(file), append(seed, '\n')); err != nil {
 			return err
 		}
@@ -154,14 +157,14 @@ func (c *ControlPlane) startBus(context.Context, context.Context) (err error) {
 	}
 	c.server, err = embedded.Start(embedded.Config{
 		Name: "runbus-" + c.replica[:8], StoreDir: c.data.file(dirStore), Listen: c.cfg.NATS, WebSocket: c.cfg.WebSocket,
-		CertFile: c.cfg.CertFile, KeyFile: c.cfg.KeyFile, Plaintext: c.cfg.PlaintextNATS, Keys: keys, Log: c.cfg.Log.With("part", "nats-server"),
+		CertFile: c.cfg.CertFile, KeyFile: c.cfg.KeyFile, Plaintext: c.cfg.PlaintextNATS, Keys: c.keys, Log: c.cfg.Log.With("part", "nats-server"),
 	})
 	if err != nil {
 		return err
 	}
 	c.onClose(c.server.Shutdown)
 	c.onClose(func() {
-		for _, nc := range c.conns {
+		for _, nc := range c.connections() {
 			nc.Close()
 		}
 	})
@@ -174,8 +177,16 @@ func (c *ControlPlane) conn(u embedded.User) (*nats.Conn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect as %s: %w", u, err)
 	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	c.conns = append(c.conns, nc)
 	return nc, nil
+}
+
+func (c *ControlPlane) connections() []*nats.Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.conns)
 }
 
 func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
@@ -287,7 +298,7 @@ func (c *ControlPlane) metrics() *prometheus.Registry {
 func (c *ControlPlane) checks() []api.Check {
 	return []api.Check{
 		{Name: "bus", Ask: func() error {
-			for _, nc := range c.conns {
+			for _, nc := range c.connections() {
 				if !nc.IsConnected() {
 					return schemas.Errorf(schemas.CodeUnavailable, "a connection to the bus is down")
 				}
@@ -312,7 +323,7 @@ func (c *ControlPlane) checks() []api.Check {
 	}
 }
 
-func (c *ControlPlane) serveAPI(context.Context, context.Context) error {
+func (c *ControlPlane) serveAPI(_, runCtx context.Context) error {
 	l := c.listener
 	if c.cfg.HTTPTLS {
 		cert, err := tls.LoadX509KeyPair(c.cfg.CertFile, c.cfg.KeyFile)
@@ -323,6 +334,8 @@ func (c *ControlPlane) serveAPI(context.Context, context.Context) error {
 		l = tls.NewListener(l, c.http.TLSConfig)
 	}
 	c.task("HTTP", func() error {
+		// Serve ends with the listener, not with a context: the failure of another part must end it too.
+		defer context.AfterFunc(runCtx, func() { _ = c.http.Close() })()
 		if err := c.http.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 			return err
 		}
@@ -345,16 +358,12 @@ func (c *ControlPlane) serveCallout(ctx, runCtx context.Context) error {
 	if err != nil {
 		return err
 	}
-	keys, err := embedded.LoadKeys(c.data.file(fileKeys))
-	if err != nil {
-		return err
-	}
 	opsPub, opsSub := embedded.OpsPermissions()
 	sysPub, sysSub := embedded.OpsSysPermissions()
 	c.task("callout", func() error {
 		return c.auth.ServeCallout(runCtx, auth.CalloutConfig{
-			Conn: conn, Sys: sys, Jail: bus.NewConn(jail), Issuer: keys.Issuer(), XKey: keys.XKey(),
-			OpsPublic: keys.OpsPublic(), OpsSysPublic: keys.OpsSysPublic(),
+			Conn: conn, Sys: sys, Jail: bus.NewConn(jail), Issuer: c.keys.Issuer(), XKey: c.keys.XKey(),
+			OpsPublic: c.keys.OpsPublic(), OpsSysPublic: c.keys.OpsSysPublic(),
 			Ops: auth.Subjects{Publish: opsPub, Subscribe: opsSub}, OpsSys: auth.Subjects{Publish: sysPub, Subscribe: sysSub},
 			Bound: c.registry.Bound, Ready: func() { close(c.ready) },
 		})
@@ -416,9 +425,6 @@ func (c *ControlPlane) onClose(f func()) { c.closers = append(c.closers, f) }
 // tearDown ends the tasks, then closes backwards what was opened.
 func (c *ControlPlane) tearDown() {
 	c.cancel()
-	if c.http != nil {
-		_ = c.http.Close() // its task waits for nothing else
-	}
 	_ = c.tasks.Wait()
 	for i := len(c.closers) - 1; i >= 0; i-- {
 		c.closers[i]()

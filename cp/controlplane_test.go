@@ -1,0 +1,167 @@
+package cp
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+const patience = time.Minute
+
+// testConfig is a control plane on free ports in dir.
+func testConfig(t *testing.T, dir string) Config {
+	return Config{
+		DataDir: dir, HTTP: "127.0.0.1:0", NATS: "127.0.0.1:0", StopGrace: time.Second,
+		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+	}
+}
+
+func start(t *testing.T, cfg Config) *ControlPlane {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	c, err := Start(ctx, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return c
+}
+
+// private is a folder that the control plane takes.
+func private(t *testing.T) string {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "data")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// The first part that fails ends all, and Wait says which: a process that goes on without its callout lets nobody in.
+func TestThePartThatFailsEndsAll(t *testing.T) {
+	c := start(t, testConfig(t, private(t)))
+	defer c.Stop()
+	waited := make(chan error, 1)
+	go func() { waited <- c.Wait() }()
+	for _, nc := range c.connections() {
+		if strings.HasPrefix(nc.Opts.Name, "runbus-auth/") {
+			nc.Close()
+		}
+	}
+	select {
+	case err := <-waited:
+		if err == nil || !strings.HasPrefix(err.Error(), "callout: ") {
+			t.Fatalf("Wait = %v, want the callout's failure", err)
+		}
+	case <-time.After(patience):
+		t.Fatal("a part has failed and the others go on")
+	}
+}
+
+// Stop makes Wait return nil, leaves the folder to the next start, and that finds what was there.
+func TestStopAndStartAgain(t *testing.T) {
+	dir := private(t)
+	c := start(t, testConfig(t, dir))
+	token, err := os.ReadFile(c.Endpoints().AdminToken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	waited := make(chan error, 1)
+	go func() { waited <- c.Wait() }()
+	c.Stop()
+	if err := <-waited; err != nil {
+		t.Errorf("Wait = %v after Stop", err)
+	}
+	again := start(t, testConfig(t, dir))
+	defer again.Stop()
+	if _, err := again.auth.Authenticate(strings.TrimSpace(string(token))); err != nil {
+		t.Errorf("the admin's token after another start: %v", err)
+	}
+}
+
+// A second control plane on the folder, a folder open to others and a taken port are told apart, each by a text with a hint.
+func TestStartRefusals(t *testing.T) {
+	dir := private(t)
+	c := start(t, testConfig(t, dir))
+	defer c.Stop()
+	open := filepath.Join(t.TempDir(), "open")
+	if err := os.Mkdir(open, 0o755); err != nil { //nolint:gosec // what is to be refused
+		t.Fatal(err)
+	}
+	taken := func(change func(*Config)) Config {
+		cfg := testConfig(t, private(t))
+		change(&cfg)
+		return cfg
+	}
+	for name, w := range map[string]struct {
+		cfg  Config
+		code schemas.Code
+		text string
+	}{
+		"folder in use":  {testConfig(t, dir), schemas.CodeConflict, "in use by another control plane"},
+		"folder open":    {testConfig(t, open), schemas.CodeInvalid, "open to others"},
+		"HTTP taken":     {taken(func(c2 *Config) { c2.HTTP = c.listener.Addr().String() }), schemas.CodeConflict, c.listener.Addr().String()},
+		"NATS taken":     {taken(func(c2 *Config) { c2.NATS = c.server.Addr() }), schemas.CodeConflict, c.server.Addr()},
+		"HTTP in clear":  {taken(func(c2 *Config) { c2.HTTP = "0.0.0.0:0" }), schemas.CodeInvalid, "in the clear"},
+		"half a keypair": {taken(func(c2 *Config) { c2.CertFile = "x.pem" }), schemas.CodeInvalid, "come together"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := Start(t.Context(), w.cfg)
+			var known *schemas.Error
+			if !errors.As(err, &known) || known.Code != w.code || !strings.Contains(known.Message, w.text) {
+				t.Errorf("Start = %v, want %s with %q", err, w.code, w.text)
+			}
+		})
+	}
+}
+
+// /readyz may be asked while the start goes on.
+func TestReadinessDuringTheStart(t *testing.T) {
+	ask := make(chan string, 1)
+	c := start(t, testConfig(t, private(t)))
+	defer c.Stop()
+	var asking sync.WaitGroup
+	asking.Go(func() { ask <- readiness(t, c.Endpoints().HTTP) })
+	if _, err := c.conn("auth"); err != nil { // what a step of the start does
+		t.Error(err)
+	}
+	asking.Wait()
+	if status := <-ask; status != "ready" {
+		t.Errorf("status = %q", status)
+	}
+}
+
+func readiness(t *testing.T, base string) string {
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+"/readyz", nil)
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	resp, err := (&http.Client{Transport: transport}).Do(req)
+	if err != nil {
+		t.Error(err)
+		return ""
+	}
+	defer resp.Body.Close()
+	var body struct{ Status string }
+	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
+		t.Error(err)
+	}
+	return body.Status
+}
