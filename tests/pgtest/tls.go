@@ -44,6 +44,8 @@ func newCertificate() (ca, certificate, key string, err error) {
 	if err != nil {
 		return "", "", "", err
 	}
-	text := func(kind string, der []byte) string { return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})) }
+	text := func(kind string, der []byte) string {
+		return string(pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}))
+	}
 	return text("CERTIFICATE", rootDER), text("CERTIFICATE", leafDER), text("PRIVATE KEY", keyDER), nil
 }

@@ -3,12 +3,9 @@ package postgres
 import (
 	"bytes"
 	"encoding/binary"
-	"io"
 	"math/big"
-	"net"
 	"strings"
 	"testing"
-	"time"
 	"unicode/utf8"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -155,17 +152,6 @@ func FuzzScalars(f *testing.F) {
 	})
 }
 
-// script is a server that has said everything it will say.
-type script struct{ io.Reader }
-
-func (script) Write(p []byte) (int, error)      { return len(p), nil }
-func (script) Close() error                     { return nil }
-func (script) LocalAddr() net.Addr              { return nil }
-func (script) RemoteAddr() net.Addr             { return nil }
-func (script) SetDeadline(time.Time) error      { return nil }
-func (script) SetReadDeadline(time.Time) error  { return nil }
-func (script) SetWriteDeadline(time.Time) error { return nil }
-
 // FuzzServer: whatever a server sends, the read ends, without a panic and without memory for what did not come.
 func FuzzServer(f *testing.F) {
 	message := func(kind byte, body ...byte) []byte {
@@ -177,7 +163,7 @@ func FuzzServer(f *testing.F) {
 	f.Add(bytes.Join([][]byte{message('N', 'S', 'W', 0, 'M', 'x', 0, 0), message('T', 0, 0), message('Z', 'I')}, nil))
 	f.Add([]byte{'D', 0x7f, 0xff, 0xff, 0xff, 0})
 	f.Fuzz(func(t *testing.T, said []byte) {
-		s := &session{conn: script{bytes.NewReader(said)}, buf: make([]byte, 64), note: func(string) {}, over: make(chan struct{})}
+		s := &session{reader: bytes.NewReader(said), buf: make([]byte, 64), note: func(string) {}, over: make(chan struct{})}
 		mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
 		defer mem.AssertSize(t, 0)
 		r := newReader(mem, []field{{name: "n", typeOID: oidInt4, typmod: -1}, {name: "t", typeOID: oidText, typmod: -1}}, s.note)

@@ -85,9 +85,9 @@ func (connector) Fetch(ctx context.Context, env source.Env, req source.Request, 
 // fetch is the whole read: connect → begin and describe → look up the types → run → stream.
 func fetch(ctx context.Context, env source.Env, config target, values *source.Values, out *source.Output) (err error) {
 	out.Phase(runbusv1.Phase_PHASE_CONNECTING, config.address())
-	s, err := open(ctx, config, func(text string) {
-		out.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, source.Redact(errors.New(text), values.Secrets()).Error())
-	})
+	var said notes
+	defer said.giveTo(out, func(text string) string { return source.Redact(errors.New(text), values.Secrets()).Error() })
+	s, err := open(ctx, config, said.add)
 	if err != nil {
 		return err
 	}
@@ -138,7 +138,8 @@ var spec = source.Spec{
 		{Name: "password", Check: noNUL},
 		{Name: "sslKey"},
 	},
-	Query: source.QuerySQL,
+	Query:   source.QuerySQL,
+	Dialect: source.PostgreSQL,
 }
 
 func noNUL(s string) error {

@@ -149,9 +149,14 @@ func TestCancel(t *testing.T) {
 	watch := shared.Admin(t)
 	const running = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'runbus' AND state = 'active' AND query LIKE '%/* cancelled */%'"
 	const alive = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'runbus'"
-	await := func(query, want string) {
+	await := func(query, want string, ended <-chan error) {
 		t.Helper()
 		for {
+			select {
+			case err := <-ended:
+				t.Fatalf("the fetch ended by itself: %v", err)
+			default:
+			}
 			if textOf(t, watch, query)[0] == want {
 				return
 			}
@@ -182,7 +187,7 @@ func TestCancel(t *testing.T) {
 				out := source.NewOutput(w, source.Limits{}, nil)
 				ended <- New().Fetch(ctx, source.Env{Dial: d.dial}, request(shared, query+" /* cancelled */"), out)
 			}()
-			await(running, "=1")
+			await(running, "=1", ended)
 			<-reached
 			start := time.Now()
 			cancel()
@@ -191,7 +196,7 @@ func TestCancel(t *testing.T) {
 			if !errors.Is(err, context.Canceled) {
 				t.Errorf("the fetch ended with %v", err)
 			}
-			await(alive, "=0")
+			await(alive, "=0", nil)
 			if gone := time.Since(start); took > time.Second || gone > time.Second {
 				t.Errorf("the fetch ended after %s, the query after %s", took, gone)
 			}
@@ -210,7 +215,7 @@ func TestCancel(t *testing.T) {
 		if !errors.Is(r.err, context.DeadlineExceeded) {
 			t.Errorf("got %v", r.err)
 		}
-		await(alive, "=0")
+		await(alive, "=0", nil)
 	})
 	t.Run("before", func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -314,9 +319,11 @@ func TestErrorsOfTheSource(t *testing.T) {
 
 // A session that somebody ends at the server, and the server's own notices.
 func TestWhatTheServerSays(t *testing.T) {
-	shared.Exec(t, `CREATE FUNCTION warned() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'old data'; RETURN 1; END $$`)
+	shared.Exec(t, `CREATE FUNCTION warned() RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE WARNING 'old data'; RETURN 1; END $$;
+		CREATE FUNCTION noisy(i int) RETURNS int LANGUAGE plpgsql AS $$ BEGIN RAISE NOTICE 'row %', i; RETURN i; END $$;
+		CREATE ROLE hasty LOGIN PASSWORD 'hasty'; ALTER ROLE hasty SET statement_timeout = '50ms'`)
 	t.Cleanup(func() {
-		if err := execCleanup("DROP FUNCTION warned()"); err != nil {
+		if err := execCleanup("DROP FUNCTION warned(), noisy(int); DROP ROLE hasty"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -328,8 +335,14 @@ func TestWhatTheServerSays(t *testing.T) {
 	if cut.err == nil || !strings.Contains(cut.err.Error(), "57P01") {
 		t.Errorf("got %v", cut.err)
 	}
-	slow := fetchAll(t, t.Context(), request(shared, "SELECT set_config('statement_timeout', '50', true), pg_sleep(0)"), source.Limits{})
-	if slow.err != nil {
+	many := must(t, request(shared, "SELECT noisy(i) FROM generate_series(1, 20000) i"))
+	if n := many.out.Notices(); many.rows() != 20000 || len(n) != maxNotes+1 || !strings.Contains(n[maxNotes].GetMessage(), fmt.Sprint(20000-maxNotes)) {
+		t.Errorf("%d rows and %d notices, the last is %v", many.rows(), len(n), n[len(n)-1])
+	}
+	// What ends a query at the server is no cancel of ours.
+	slow := fetchAll(t, t.Context(), request(shared, "SELECT pg_sleep(60)", "username", "hasty", "password", "hasty"), source.Limits{})
+	var e *schemas.Error
+	if !asError(slow.err, &e) || e.Code != schemas.CodeSource || !strings.Contains(e.Message, "57014") || !strings.Contains(e.Hint, "statement_timeout") || errors.Is(slow.err, context.Canceled) {
 		t.Errorf("got %v", slow.err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -33,7 +34,8 @@ const (
 // session is an authenticated connection. pgconn opens it; from then on messages are read here, because rows go from the
 // read buffer into the builders without being copied or wrapped. Only interrupt may be called from another goroutine.
 type session struct {
-	conn      net.Conn // TLS if there is any
+	conn      net.Conn  // TLS if there is any
+	reader    io.Reader // of conn; nothing reads from conn itself
 	cut       func() error
 	cancel    func(ctx context.Context) error // asks the server to cancel the query that runs
 	cancelled sync.Once
@@ -47,6 +49,13 @@ type session struct {
 
 // open connects and authenticates. note gets the server's notices.
 func open(ctx context.Context, t target, note func(text string)) (*session, error) {
+	// pgconn may still have a read of its own under way when it hands the connection over (it starts one when a write is slow):
+	// what that takes is to be had from pgconn's reader alone.
+	var reader io.Reader
+	t.config.BuildFrontend = func(r io.Reader, w io.Writer) *pgproto3.Frontend {
+		reader = r
+		return pgproto3.NewFrontend(r, w)
+	}
 	within, done := context.WithTimeout(ctx, connectWithin)
 	defer done()
 	pg, err := pgconn.ConnectConfig(within, t.config)
@@ -57,7 +66,7 @@ func open(ctx context.Context, t target, note func(text string)) (*session, erro
 	if err != nil {
 		return nil, errors.Join(err, pg.Conn().Close())
 	}
-	s := &session{conn: hijacked.Conn, cut: hijacked.Conn.Close, cancel: pg.CancelRequest, over: make(chan struct{}), note: note, buf: make([]byte, readBuffer)}
+	s := &session{conn: hijacked.Conn, reader: reader, cut: hijacked.Conn.Close, cancel: pg.CancelRequest, over: make(chan struct{}), note: note, buf: make([]byte, readBuffer)}
 	if secure, ok := hijacked.Conn.(*tls.Conn); ok {
 		s.cut = secure.NetConn().Close // without waiting for a close_notify to be taken
 	}
@@ -123,7 +132,7 @@ func (s *session) close() {
 		return
 	}
 	for {
-		if _, err := s.conn.Read(s.buf); err != nil {
+		if _, err := s.reader.Read(s.buf); err != nil {
 			return
 		}
 	}
@@ -167,7 +176,7 @@ func (s *session) receive() (kind byte, body []byte, err error) {
 			if err := n.Decode(body); err != nil {
 				return 0, nil, protocolError("a notice: %s", err)
 			}
-			s.note(fmt.Sprintf("PostgreSQL: %s: %s", n.Severity, n.Message))
+			s.note(fmt.Sprintf("PostgreSQL: %s: %s", clip(n.Severity), clip(n.Message)))
 		case 'S', 'A': // a parameter changed; a notification
 		default:
 			return kind, body, nil
@@ -196,7 +205,7 @@ func (s *session) need(n int) error {
 			copy(larger, s.buf[:s.fill])
 			s.buf = larger
 		}
-		read, err := s.conn.Read(s.buf[s.fill:])
+		read, err := s.reader.Read(s.buf[s.fill:])
 		s.fill += read
 		if err != nil && s.fill-s.start < n {
 			return lost(err)
@@ -245,6 +254,15 @@ func (s *session) query(sql string, sent bool) ([][]string, error) {
 			return rows, failed
 		}
 	}
+}
+
+// clip bounds a notice, of which many may come.
+func clip(text string) string {
+	const most = 2000
+	if len(text) > most {
+		text = text[:most] + "…"
+	}
+	return strings.ToValidUTF8(text, "�")
 }
 
 func protocolError(format string, args ...any) error {
