@@ -48,6 +48,7 @@ type Agent struct {
 	log   *slog.Logger
 
 	conn    *bus.Conn
+	link    atomic.Pointer[link]
 	senders *bus.Senders // made at the first session
 	works   *works
 	session atomic.Pointer[session]
@@ -129,7 +130,12 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.connect(); err != nil {
 		return err
 	}
-	defer a.conn.NATS().Close()
+	defer func() {
+		a.conn.NATS().Close()
+		if l := a.link.Load(); l != nil {
+			l.end()
+		}
+	}()
 	defer func() {
 		if a.senders != nil {
 			_ = a.senders.Close()

@@ -207,7 +207,9 @@ func TestRehello(t *testing.T) {
 	first := receive(t, cp.hellos, "hello")
 	c := p.assign(nil).accepted()
 	receive(t, g.started, "fetch")
-	rehello := func() { p.order(&runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Rehello{Rehello: &runbusv1.RehelloOrder{}}}) }
+	rehello := func() {
+		p.order(&runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Rehello{Rehello: &runbusv1.RehelloOrder{}}})
+	}
 	rehello()
 	second := receive(t, cp.hellos, "second hello")
 	if second.GetProcessNonce() != first.GetProcessNonce() || second.GetSession() != p.session || len(second.GetRunningDispatches()) != 1 ||
@@ -257,7 +259,9 @@ func TestClockOffset(t *testing.T) {
 			t.Errorf("%s ahead: accepted %s off", ahead, off)
 		}
 		receive(t, g.started, "fetch")
-		p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.Deadline = timestamppb.New(cp.now().Add(50 * time.Millisecond)) }).fails(schemas.CodeDeadline)
+		p.assign(func(m *runbusv1.RunnerWorkAssignment) {
+			m.Deadline = timestamppb.New(cp.now().Add(50 * time.Millisecond))
+		}).fails(schemas.CodeDeadline)
 		close(g.open)
 		c.completes()
 	}

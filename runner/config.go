@@ -66,8 +66,8 @@ type Enrolled struct {
 	PID      int    `json:"pid"`
 }
 
-// ConfigFromEnv reads the RUNNER_… variables through getenv (os.Getenv). Its errors are *ExitError of ExitConfig and say
-// which variable is wrong.
+// ConfigFromEnv reads the RUNNER_… variables through getenv (os.Getenv), and the file of the token if RUNNER_ENROLL_TOKEN_FILE
+// names one. Its errors are *ExitError of ExitConfig and say which variable is wrong.
 func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	c := Config{
 		Token:    getenv("RUNNER_ENROLL_TOKEN"),
@@ -87,6 +87,16 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		if root != "" {
 			c.FileRoots = append(c.FileRoots, root)
 		}
+	}
+	if file := getenv("RUNNER_ENROLL_TOKEN_FILE"); file != "" {
+		if c.Token != "" {
+			return Config{}, configError("RUNNER_ENROLL_TOKEN and RUNNER_ENROLL_TOKEN_FILE are both set: drop one of them")
+		}
+		token, err := tokenFromFile(file)
+		if err != nil {
+			return Config{}, configError("RUNNER_ENROLL_TOKEN_FILE: %w", err)
+		}
+		c.Token = token
 	}
 	if v := getenv("RUNNER_ENROLL_TLS"); v != "" {
 		on, err := strconv.ParseBool(v)
@@ -235,9 +245,12 @@ func (c *Config) serverURL(addr string) (string, error) {
 }
 
 // tlsConfig trusts the system roots and the CA file; TLS 1.3 only. With TLS off it refuses every handshake: the server
-// wants TLS then, and the error says so.
+// wants TLS then, and the error says so. It is nil for plaintext WebSocket, where nats.go would shake hands if there were one.
 func (c *Config) tlsConfig() (*tls.Config, error) {
 	if !c.TLS {
+		if strings.HasPrefix(c.Addrs[0], "ws://") {
+			return nil, nil
+		}
 		return &tls.Config{
 			MinVersion:         tls.VersionTLS13,
 			InsecureSkipVerify: true, //nolint:gosec // VerifyConnection below refuses every connection

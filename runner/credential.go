@@ -1,7 +1,12 @@
 package runner
 
 import (
+	"errors"
 	"fmt"
+	"io"
+	"os"
+	"strings"
+	"syscall"
 
 	"github.com/nats-io/nats.go"
 
@@ -55,4 +60,34 @@ func (c *credential) sign(ref schemas.RunnerRef, h *runbusv1.RunnerHello) error 
 	}
 	h.PublicKey, h.Signature = c.public, sig
 	return nil
+}
+
+// tokenFromFile reads RUNNER_ENROLL_TOKEN_FILE: a regular file, or a link to one, that its owner alone may read. In a file the
+// token stays out of the environment, which others of the same user can see.
+func tokenFromFile(name string) (string, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0) // a FIFO must not hang the start
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return "", err
+	}
+	if !info.Mode().IsRegular() {
+		return "", fmt.Errorf("%s is not a regular file", name)
+	}
+	if mode := info.Mode().Perm(); mode != 0o600 && mode != 0o400 {
+		return "", fmt.Errorf("%s has mode %04o and holds a token: chmod 600 it", name, mode)
+	}
+	const most = 4 << 10
+	b, err := io.ReadAll(io.LimitReader(f, most+1))
+	if err != nil {
+		return "", err
+	}
+	token := strings.TrimSpace(string(b))
+	if token == "" || len(b) > most {
+		return "", errors.New(name + " holds no token")
+	}
+	return token, nil
 }

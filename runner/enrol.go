@@ -76,6 +76,9 @@ func (a *Agent) enrol(ctx context.Context) error {
 func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error) {
 	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
 	defer cancel()
+	if l := a.link.Load(); l != nil { // no answer comes over another link
+		defer context.AfterFunc(l, cancel)()
+	}
 	// Whatever is half sent on a new link goes out first, or the request waits behind it (DESIGN, "One bus").
 	if err := a.conn.NATS().FlushWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("flush: %w", err)

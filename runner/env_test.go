@@ -50,9 +50,9 @@ type controlPlane struct {
 }
 
 // newControlPlane enrols whoever says hello in a session per process nonce.
-func newControlPlane(t *testing.T) *controlPlane {
+func newControlPlane(t *testing.T, options ...bustest.Option) *controlPlane {
 	t.Helper()
-	b := bustest.Start(t)
+	b := bustest.Start(t, options...)
 	c := &controlPlane{
 		Bus: b, serve: bus.NewConn(b.Conn(t, embedded.UserServe)), dispatch: bus.NewConn(b.Conn(t, embedded.UserDispatch)),
 		token:  b.RunnerToken(t, edge),
@@ -383,14 +383,23 @@ func (j *journal) text() string {
 // await waits for a line with this text.
 func (j *journal) await(t *testing.T, text string) string {
 	t.Helper()
+	return j.awaitTimes(t, 1, text)
+}
+
+// awaitTimes waits for the n-th line with this text.
+func (j *journal) awaitTimes(t *testing.T, n int, text string) string {
+	t.Helper()
 	timeout := time.After(patience)
 	for {
 		j.mu.Lock()
 		changed := j.changed
+		found := 0
 		for _, line := range j.lines {
 			if strings.Contains(line, text) {
-				j.mu.Unlock()
-				return line
+				if found++; found == n {
+					j.mu.Unlock()
+					return line
+				}
 			}
 		}
 		j.mu.Unlock()

@@ -1,9 +1,11 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -20,7 +22,7 @@ const (
 
 // connect opens the one connection of this process. It returns while the first attempt may still fail: nats.go goes on.
 func (a *Agent) connect() error {
-	up := func(*nats.Conn) { signal(a.linkUp) }
+	var self atomic.Pointer[nats.Conn]
 	nc, err := nats.Connect(strings.Join(a.cfg.Addrs, ","),
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
@@ -29,13 +31,21 @@ func (a *Agent) connect() error {
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
 		nats.Timeout(connectTimeout), nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
-		nats.CustomReconnectDelay(a.retry),
-		nats.ConnectHandler(up), nats.ReconnectHandler(up),
-		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) {
-			text, hint := explainLink(err)
-			a.log.Warn("can't reach the control plane; trying again", "addr", a.addrsText(), "error", text, "hint", hint)
+		nats.ConnectHandler(a.newLink), nats.ReconnectHandler(a.newLink),
+		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
+		nats.CustomReconnectDelay(func(attempt int) time.Duration {
+			// nats.go tells ReconnectErrHandler of dials that fail, and of handshakes only the very first time.
+			if nc := self.Load(); nc != nil && attempt > 1 {
+				if err := nc.LastError(); err != nil {
+					a.warnUnreachable(err)
+				}
+			}
+			return a.retry(attempt)
 		}),
 		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
+			if l := a.link.Load(); l != nil {
+				l.end()
+			}
 			if nc.IsClosed() {
 				return // ClosedHandler tells
 			}
@@ -61,8 +71,30 @@ func (a *Agent) connect() error {
 	if err != nil {
 		return configError("connect to %s: %v", a.addrsText(), err)
 	}
+	self.Store(nc)
 	a.conn = bus.NewConn(nc)
 	return nil
+}
+
+// link is one established connection; its context ends with it.
+type link struct {
+	context.Context //nolint:containedctx // it is what the link is for: whoever waits for an answer over it stops with it
+	end             context.CancelFunc
+}
+
+// newLink runs on the connection's callbacks, which come in order.
+func (a *Agent) newLink(*nats.Conn) {
+	l := new(link)
+	l.Context, l.end = context.WithCancel(context.Background())
+	if old := a.link.Swap(l); old != nil {
+		old.end()
+	}
+	signal(a.linkUp)
+}
+
+func (a *Agent) warnUnreachable(err error) {
+	text, hint := explainLink(err)
+	a.log.Warn("can't reach the control plane; trying again", "addr", a.addrsText(), "error", text, "hint", hint)
 }
 
 func (a *Agent) addrsText() string {

@@ -167,7 +167,9 @@ func TestTheDeadlineStopsAWork(t *testing.T) {
 	g := newGate()
 	cp := newControlPlane(t)
 	p := cp.start(t, nil, playing(g.fetch))
-	c := p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.Deadline = timestamppb.New(time.Now().Add(50 * time.Millisecond)) })
+	c := p.assign(func(m *runbusv1.RunnerWorkAssignment) {
+		m.Deadline = timestamppb.New(time.Now().Add(50 * time.Millisecond))
+	})
 	c.accepted().fails(schemas.CodeDeadline)
 	p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.Deadline = nil }).fails(schemas.CodeDeadline)
 }
