@@ -109,9 +109,22 @@ func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media s
 		out = newNDJSONAnswer(w, control)
 	}
 	outcome := s.Dispatch.Fetch(ctx, req, id, out)
+	_ = control.SetWriteDeadline(time.Now().Add(lastWords))
 	if err := out.finish(outcome); err != nil && ctx.Err() == nil {
 		s.Log.Warn("the caller's answer could not be completed", "dispatch", id, "error", err)
 	}
+}
+
+// lastWords is how long a caller may take for the rest of an answer once its fetch has ended, abandonAfter how long one who
+// took nothing at that moment may still take.
+const (
+	lastWords    = time.Minute
+	abandonAfter = 5 * time.Second
+)
+
+// abandon makes a write that waits for the caller fail.
+func abandon(control *http.ResponseController) {
+	_ = control.SetWriteDeadline(time.Now().Add(abandonAfter)) // both servers of net/http can
 }
 
 // answer is a dispatch.Sink that writes an HTTP response.
@@ -179,6 +192,9 @@ type ndjsonAnswer struct {
 func newNDJSONAnswer(w http.ResponseWriter, control *http.ResponseController) *ndjsonAnswer {
 	return &ndjsonAnswer{w: w, lines: &lineWriter{w: w, control: control}}
 }
+
+// Abandon ends a write under way.
+func (n *ndjsonAnswer) Abandon() { abandon(n.lines.control) }
 
 // Accepted is the first line.
 func (n *ndjsonAnswer) Accepted(a dispatch.Accepted) error {
@@ -285,6 +301,9 @@ type rowAnswer struct {
 func newRowAnswer(w http.ResponseWriter, control *http.ResponseController, media string, format func(io.Writer) rowWriter) *rowAnswer {
 	return &rowAnswer{w: w, control: control, media: media, format: format}
 }
+
+// Abandon ends a write under way.
+func (r *rowAnswer) Abandon() { abandon(r.control) }
 
 // Accepted writes nothing yet.
 func (r *rowAnswer) Accepted(dispatch.Accepted) error { return nil }

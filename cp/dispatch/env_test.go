@@ -123,10 +123,12 @@ type sink struct {
 	bytes    []byte
 	hold     chan struct{} // not nil: a chunk waits for it
 	refuse   error         // not nil: a chunk fails with it
+
+	abandoned chan struct{} // room for one
 }
 
 func newSink() *sink {
-	return &sink{accepted: make(chan dispatch.Accepted, 1), chunk: make(chan struct{}, 1024)}
+	return &sink{accepted: make(chan dispatch.Accepted, 1), chunk: make(chan struct{}, 1024), abandoned: make(chan struct{}, 1)}
 }
 
 func (s *sink) Accepted(a dispatch.Accepted) error {
@@ -152,6 +154,8 @@ func (s *sink) Chunk(b []byte) error {
 	}
 	return err
 }
+
+func (s *sink) Abandon() { s.abandoned <- struct{}{} }
 
 // copies are what ops would see.
 type copies struct {

@@ -75,7 +75,7 @@ func (s *stream) close() {
 // relay hands what arrives to the caller, one piece at a time, and gives the runner credit for what the caller took (SPEC
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(ctx context.Context, run *run, stream *stream, accepted *runbusv1.RunnerWorkAccepted, sink Sink) ending {
-	out := newDelivery()
+	out := newDelivery(sink.Abandon)
 	defer out.close()
 	deadline := time.NewTimer(run.deadline.Sub(d.d.Now()))
 	defer deadline.Stop()
@@ -170,11 +170,12 @@ type delivery struct {
 	results chan error // room for one
 	busy    bool
 	frame   bus.Frame // under way; nil for none
+	abandon func()    // makes a call under way return
 	done    chan struct{}
 }
 
-func newDelivery() *delivery {
-	o := &delivery{tasks: make(chan func() error, 1), results: make(chan error, 1), done: make(chan struct{})}
+func newDelivery(abandon func()) *delivery {
+	o := &delivery{tasks: make(chan func() error, 1), results: make(chan error, 1), abandon: abandon, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
 		for task := range o.tasks {
@@ -199,6 +200,9 @@ func (o *delivery) finished() bus.Frame {
 
 // close waits until the sink is not being called any more.
 func (o *delivery) close() {
+	if o.busy {
+		o.abandon()
+	}
 	close(o.tasks)
 	<-o.done
 }

@@ -104,6 +104,7 @@ func TestStuckCaller(t *testing.T) {
 		t.Errorf("order = %v", o)
 	}
 	rt.Drain(t, w.Sender)
+	rt.Wait(t, "the sink is told to give up", f.sink.abandoned)
 	select {
 	case o := <-f.done:
 		t.Errorf("it returned while its sink was being called: %+v", o)

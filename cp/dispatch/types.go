@@ -28,13 +28,17 @@ type Request struct {
 	Timeout time.Duration
 }
 
-// Sink takes what a fetch yields while it runs. Its methods are called from one goroutine at a time, never after Fetch
-// returned. An error means that the caller has gone: the fetch is cancelled. A method must return soon after Fetch's ctx ended.
+// Sink takes what a fetch yields while it runs. Its methods, but Abandon, are called from one goroutine at a time, never after
+// Fetch returned. An error means that the caller has gone: the fetch is cancelled. A method must return soon after Fetch's ctx
+// ended or Abandon was called.
 type Sink interface {
 	Accepted(Accepted) error
 	Progress(*runbusv1.RunFetchUpdate) error
 	// Chunk takes the next piece of the Arrow IPC stream; it may keep the bytes. While it blocks, the runner is held back.
 	Chunk(arrowIPC []byte) error
+	// Abandon tells that the fetch has ended (deadline, cancel, loss) while another method is being called: a caller who takes
+	// nothing must not hold the dispatch. It is called at most once, from another goroutine, and must not block.
+	Abandon()
 }
 
 // Accepted tells that the runner took the work.
