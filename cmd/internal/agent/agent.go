@@ -44,6 +44,7 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if err != nil {
 		return err
 	}
+	defer process.RelaxMemory()()
 	release := process.OnStop(a.Drain, a.Abort)
 	defer release()
 	return a.Run(ctx)

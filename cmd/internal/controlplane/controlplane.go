@@ -30,6 +30,7 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*c
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
+	defer process.RelaxMemory()()
 	release := process.OnStop(cancel, func() { log.Warn("stopping already") })
 	defer release()
 	c, err := cp.Start(ctx, cfg)
