@@ -80,21 +80,21 @@ func (a account) writeFile(path, text string) error {
 
 // command is a program of the account in dir, in an environment that leads it to no other server.
 func (a account) command(dir, program string, args ...string) *exec.Cmd {
-	cmd := exec.Command(program, args...)
+	cmd := exec.Command(program, args...) //nolint:gosec,noctx // PostgreSQL's programs, which outlive the call
 	cmd.Dir = dir
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + dir, "LC_ALL=C", "TZ=UTC"}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: a.credential}
 	return cmd
 }
 
-func (a account) run(dir, program string, args ...string) error {
+func (a account) run(dir, program string, args ...string) (err error) {
 	// The server inherits pg_ctl's output: a pipe there would not end before the server does.
 	output, err := os.CreateTemp("", "runbus-pg-output-")
 	if err != nil {
 		return err
 	}
 	defer output.Close()
-	defer os.Remove(output.Name())
+	defer func() { err = errors.Join(err, os.Remove(output.Name())) }()
 	cmd := a.command(dir, program, args...)
 	cmd.Stdout, cmd.Stderr = output, output
 	if err := cmd.Run(); err != nil {

@@ -3,6 +3,7 @@ package postgres
 import (
 	"bytes"
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -83,7 +84,7 @@ func (r *result) rows() (n int64) {
 }
 
 // fetchAll runs a whole fetch through an Output and decodes its stream. It fails the test when memory is not given back.
-func fetchAll(t testing.TB, ctx context.Context, req source.Request, limits source.Limits) *result {
+func fetchAll(ctx context.Context, t testing.TB, req source.Request, limits source.Limits) *result {
 	t.Helper()
 	var stream bytes.Buffer
 	mem := memory.NewCheckedAllocator(memory.NewGoAllocator())
@@ -105,7 +106,7 @@ func fetchAll(t testing.TB, ctx context.Context, req source.Request, limits sour
 	r.schema = reader.Schema()
 	for {
 		batch, err := reader.Read()
-		if err == io.EOF {
+		if errors.Is(err, io.EOF) {
 			return r
 		}
 		if err != nil {
@@ -119,7 +120,7 @@ func fetchAll(t testing.TB, ctx context.Context, req source.Request, limits sour
 // must is fetchAll for a fetch that has to go well.
 func must(t testing.TB, req source.Request) *result {
 	t.Helper()
-	r := fetchAll(t, t.Context(), req, source.Limits{})
+	r := fetchAll(t.Context(), t, req, source.Limits{})
 	if r.err != nil {
 		t.Fatalf("%s: %v", req.Query, r.err)
 	}

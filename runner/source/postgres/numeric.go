@@ -56,7 +56,7 @@ func numericKind(typmod int32) (arrow.DataType, func(array.Builder) func([]byte)
 	if typmod < 4 {
 		return arrow.BinaryTypes.String, intoNumericText
 	}
-	precision := int32((typmod-4)>>16) & 0xFFFF
+	precision := (typmod - 4) >> 16 & 0xFFFF
 	scale := (typmod - 4) & 0x7FF
 	if scale >= 0x400 { // since PostgreSQL 15 it may be negative: -1000 to 1000
 		scale -= 0x800

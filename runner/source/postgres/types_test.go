@@ -165,13 +165,7 @@ func ownDatabase(t testing.TB, name, encoding string) *pgx.Conn {
 	t.Helper()
 	shared.Exec(t, fmt.Sprintf("CREATE DATABASE %s ENCODING '%s' TEMPLATE template0", name, encoding))
 	t.Cleanup(func() {
-		conn, err := shared.Connect(context.Background())
-		if err != nil {
-			t.Error(err)
-			return
-		}
-		defer conn.Close(context.Background())
-		if _, err := conn.Exec(context.Background(), "DROP DATABASE "+name+" WITH (FORCE)"); err != nil {
+		if err := execCleanup("DROP DATABASE " + name + " WITH (FORCE)"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -236,7 +230,7 @@ func TestValuesArrowCannotHold(t *testing.T) {
 		`SELECT 1, 'x', NULL, 'infinity'::date AS c`: `"c"`,
 		`SELECT (CASE WHEN i = 50000 THEN 'NaN'::numeric ELSE i END)::numeric(9,2) AS c FROM generate_series(1, 100000) i`: `NaN`,
 	} {
-		r := fetchAll(t, t.Context(), request(shared, query), source.Limits{})
+		r := fetchAll(t.Context(), t, request(shared, query), source.Limits{})
 		var e *schemas.Error
 		if !asError(r.err, &e) || e.Code != schemas.CodeSource || !strings.Contains(e.Message, want) || !strings.Contains(e.Message, "column ") {
 			t.Errorf("%s: %v; want a %s about its column and %q", query, r.err, schemas.CodeSource, want)
@@ -290,7 +284,7 @@ func TestTextWithoutEncoding(t *testing.T) {
 		t.Errorf("got %q", got)
 	}
 	exec(t, admin, `INSERT INTO words VALUES (E'k\xf9')`)
-	bad := fetchAll(t, t.Context(), request(shared, "SELECT w FROM words", "database", "bare"), source.Limits{})
+	bad := fetchAll(t.Context(), t, request(shared, "SELECT w FROM words", "database", "bare"), source.Limits{})
 	if bad.err == nil || !strings.Contains(bad.err.Error(), "22021") { // the server itself checks
 		t.Errorf("got %v", bad.err)
 	}
@@ -300,7 +294,7 @@ func TestTextWithoutEncoding(t *testing.T) {
 	if got := r.batches[0].Column(0).(*array.String).Value(0); got != "façade" {
 		t.Errorf("got %q", got)
 	}
-	odd := fetchAll(t, t.Context(), request(shared, "SELECT set_config('client_encoding', 'LATIN1', true), w FROM words", "database", "latin"), source.Limits{})
+	odd := fetchAll(t.Context(), t, request(shared, "SELECT set_config('client_encoding', 'LATIN1', true), w FROM words", "database", "latin"), source.Limits{})
 	if odd.err == nil || !strings.Contains(odd.err.Error(), "not UTF-8") {
 		t.Errorf("got %v", odd.err)
 	}
