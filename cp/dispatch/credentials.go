@@ -20,10 +20,7 @@ const credentialsWithin = 4 * time.Second
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
 // them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
 func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
-	names := strings.Join(slices.Sorted(maps.Keys(run.secrets)), ",")
-	if len(names) > 256 {
-		names = strings.ToValidUTF8(names[:256], "") + "…"
-	}
+	names := clip(strings.Join(slices.Sorted(maps.Keys(run.secrets)), ","), 256)
 	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
 	defer cancel()
 	if err := d.d.Audit.Record(durable, run.event("credential.read", "ok", map[string]string{

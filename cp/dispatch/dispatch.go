@@ -82,6 +82,13 @@ func New(d Deps) (*Dispatcher, error) {
 // Replica is the random id of this boot, as it stands in result subjects and timelines.
 func (d *Dispatcher) Replica() string { return d.receivers.Replica() }
 
+// InFlight is how many dispatches run on this replica now.
+func (d *Dispatcher) InFlight() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return len(d.running)
+}
+
 // Cancel tells a running dispatch of by's tenant to stop and returns at once; how it ends is in its Outcome. by must be
 // WRITER or better. CodeNotFound when no such dispatch of the tenant runs here.
 func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
 
@@ -302,5 +303,25 @@ func TestSourceFails(t *testing.T) {
 	wantOutcome(t, o, dispatch.OutcomeFailed, "source_failed", "no such table")
 	if slices.Contains(phases(o), dispatch.PhaseFirstRow) {
 		t.Errorf("phases = %v", phases(o))
+	}
+}
+
+// A runner's words are foreign text: bounded, in the audit too, and under codes of this platform only.
+func TestRunnersWordsAreBounded(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	for _, c := range []struct{ code, want string }{
+		{"source_failed", "source_failed"}, {"unauthorized", "failed"}, {"ok", "failed"}, {"", "failed"}, {"of its own", "failed"},
+	} {
+		f := e.start(t, request("edge-1"))
+		w := e.accept(t)
+		w.fail(true, c.code, strings.Repeat("é", 400<<10))
+		o := f.wait(t)
+		wantOutcome(t, o, dispatch.OutcomeFailed, c.want, "")
+		if n := len(o.Err.Message); n > 9<<10 || !utf8.ValidString(o.Err.Message) {
+			t.Errorf("code %q: a message of %d bytes", c.code, n)
+		}
+		if ends := e.Events(t, "dispatch.end"); len(ends) == 0 || ends[len(ends)-1].GetSubject() != "dispatch:"+o.DispatchID {
+			t.Errorf("code %q: its end is not in the audit", c.code)
+		}
 	}
 }

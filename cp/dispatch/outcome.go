@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"hash"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/org-runink/runbus/bus"
@@ -66,7 +67,7 @@ func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, s
 	if result.GetError() == nil {
 		return failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result that is neither a response nor an error", id))
 	}
-	err := asError(schemas.FromDetail(result.GetError()))
+	err := runnersError(result.GetError())
 	switch {
 	case !result.GetStarted():
 		return refusal(err)
@@ -78,6 +79,30 @@ func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, s
 		return ending{code: OutcomeRunnerLost, err: err}
 	}
 	return failure(err)
+}
+
+// What is kept of a runner's own words, in bytes: they go into the audit, into logs and into HTTP trailers.
+const (
+	maxRunnerMessage = 8 << 10
+	maxRunnerHint    = 1 << 10
+)
+
+// runnersError is the error of a result. It is foreign text: it is bounded, and a code that isn't one of ours, or speaks for the
+// caller's credential, is CodeFailed.
+func runnersError(d *runbusv1.ErrorDetail) *schemas.Error {
+	code := schemas.Code(d.GetCode())
+	if !known[d.GetCode()] || code == schemas.CodeUnauthorized {
+		code = schemas.CodeFailed
+	}
+	return &schemas.Error{Code: code, Message: clip(d.GetMessage(), maxRunnerMessage), Hint: clip(d.GetHint(), maxRunnerHint)}
+}
+
+// clip shortens foreign text to about most bytes.
+func clip(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
 // finish makes the Outcome of a run, and records and counts it.

@@ -28,7 +28,7 @@ func newMetrics(r *Registry) (*metrics, error) {
 	}
 	connected := prometheus.NewGaugeFunc(prometheus.GaugeOpts{
 		Namespace: "runbus", Subsystem: "registry", Name: "connected_runners", Help: "Runners whose link is up and whose heartbeats come.",
-	}, func() float64 { return float64(r.countConnected()) })
+	}, func() float64 { return float64(r.Connected()) })
 	for _, c := range []prometheus.Collector{m.hellos, m.heartbeats, m.goodbyes, m.dropped, connected} {
 		if err := m.registerer.Register(c); err != nil {
 			m.close()
@@ -46,7 +46,8 @@ func (m *metrics) close() {
 	}
 }
 
-func (r *Registry) countConnected() int {
+// Connected is how many runners of all tenants are connected now, as this replica sees them.
+func (r *Registry) Connected() int {
 	now := r.d.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
