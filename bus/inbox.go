@@ -3,12 +3,14 @@ package bus
 import (
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // Bounds of what one stream holds at the replica, whatever its runner sends.
 const (
-	mostHeldBytes  = 2 * MaxWindow
+	mostHeldBytes  = 2*MaxWindow + 64<<10 // encoded
 	mostHeldFrames = 1024
 )
 
@@ -25,6 +27,7 @@ type inbox struct {
 	highest  uint64 // seen, in order or not; highest > last is a gap
 	acked    uint64 // told to the runner
 	final    uint64 // number of the result, 0 until it came
+	held     int64  // encoded bytes of the frames in queue, whatever their type
 	got      int64  // bytes up to last
 	used     int64  // bytes up to consumed
 	limit    int64  // told to the runner
@@ -40,7 +43,8 @@ type inbox struct {
 
 type heldFrame struct {
 	frame Frame // nil once it was given out
-	bytes int64
+	bytes int64 // of the window
+	size  int64 // encoded
 }
 
 // verdict is what became of a frame that was offered.
@@ -58,7 +62,7 @@ func newInbox(window, told int64) *inbox { return &inbox{window: window, limit: 
 
 // offer takes the next frame in, or drops it and says why. A gap asks for a resend at once if none was asked lately.
 func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
-	seq, n := f.GetSeq(), chunkBytes(f)
+	seq, n, size := f.GetSeq(), chunkBytes(f), int64(proto.Size(f))
 	switch {
 	case seq <= in.last:
 		return duplicate
@@ -68,14 +72,15 @@ func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
 		in.highest = max(in.highest, seq)
 		in.ask(now, t)
 		return gap
-	case in.full(n):
+	case in.full(size):
 		in.highest = max(in.highest, seq)
 		return overrun
 	}
 	in.last = seq
 	in.highest = max(in.highest, seq)
 	in.got += n
-	in.queue = append(in.queue, heldFrame{f, n})
+	in.held += size
+	in.queue = append(in.queue, heldFrame{f, n, size})
 	in.movedAt = now
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		in.final, in.highest = seq, seq
@@ -87,9 +92,10 @@ func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
 	return taken
 }
 
-// full reports whether n bytes more would be over what a stream may hold.
-func (in *inbox) full(n int64) bool {
-	return in.got-in.used+n > mostHeldBytes || len(in.queue) >= mostHeldFrames
+// full reports whether a frame of size bytes more would be over what a stream may hold. Every frame counts: the window holds
+// back chunks only, and a runner may send what it likes.
+func (in *inbox) full(size int64) bool {
+	return in.held+size > mostHeldBytes || len(in.queue) >= mostHeldFrames
 }
 
 // ask makes a credit due that asks for a resend, unless one was asked within t.resend or there is no room for it.
@@ -122,6 +128,7 @@ func (in *inbox) done(seq uint64) {
 	n := seq - in.consumed
 	for _, h := range in.queue[:n] {
 		in.used += h.bytes
+		in.held -= h.size
 		if h.bytes == 0 {
 			in.small++
 		}
