@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -344,31 +345,70 @@ func (r *rowAnswer) finish(o dispatch.Outcome) error {
 	}
 	h := r.w.Header()
 	h.Set("Runbus-Outcome", o.Code)
-	var notices []noticeLine
-	for _, notice := range o.Notices {
-		notices = append(notices, noticeLine{"notice", noticeName(notice.GetCode()), notice.GetMessage()})
-	}
-	if notices != nil {
-		if err := setJSON(h, "Runbus-Notices", notices); err != nil {
+	if len(o.Notices) > 0 {
+		text, err := noticesTrailer(o.Notices)
+		if err != nil {
 			return err
 		}
+		h.Set("Runbus-Notices", text)
 	}
 	if o.Err == nil {
 		return nil
 	}
-	return setJSON(h, "Runbus-Error", struct {
-		Code    schemas.Code `json:"code"`
-		Message string       `json:"message"`
-		Hint    string       `json:"hint,omitempty"`
-	}{o.Err.Code, o.Err.Message, o.Err.Hint})
+	text, err := errorTrailer(o.Err)
+	if err != nil {
+		return err
+	}
+	h.Set("Runbus-Error", text)
+	return nil
 }
 
-func setJSON(h http.Header, name string, v any) error {
-	b, err := json.Marshal(v)
-	if err == nil {
-		h.Set(name, asciiJSON(b))
+// maxTrailer bounds each trailer in bytes: Go's HTTP client fails a response with more than 4 KiB of trailers in all.
+const maxTrailer = 1536
+
+// noticesTrailer has as many notices as fit, the last of them telling how many more there are.
+func noticesTrailer(notices []*runbusv1.Notice) (string, error) {
+	lines := make([]noticeLine, len(notices))
+	for i, n := range notices {
+		lines[i] = noticeLine{"notice", noticeName(n.GetCode()), n.GetMessage()}
 	}
-	return err
+	for kept := len(lines); ; kept-- {
+		shown := slices.Clone(lines[:kept])
+		if more := len(lines) - kept; more > 0 {
+			shown = append(shown, noticeLine{"notice", noticeName(runbusv1.NoticeCode_NOTICE_CODE_SOURCE),
+				fmt.Sprintf("%d more notices are left out here; application/x-ndjson has them all", more)})
+		}
+		text, err := trailerJSON(shown)
+		if err != nil || len(text) <= maxTrailer || kept == 0 {
+			return text, err
+		}
+	}
+}
+
+// errorTrailer has the error, its message shortened until it fits.
+func errorTrailer(e *schemas.Error) (string, error) {
+	for most := max(len(e.Message), len(e.Hint)); ; most /= 2 {
+		text, err := trailerJSON(struct {
+			Code    schemas.Code `json:"code"`
+			Message string       `json:"message"`
+			Hint    string       `json:"hint,omitempty"`
+		}{e.Code, shortened(e.Message, most), shortened(e.Hint, most)})
+		if err != nil || len(text) <= maxTrailer || most == 0 {
+			return text, err
+		}
+	}
+}
+
+func shortened(s string, most int) string {
+	if len(s) <= most {
+		return s
+	}
+	return strings.ToValidUTF8(s[:most], "") + "…"
+}
+
+func trailerJSON(v any) (string, error) {
+	b, err := json.Marshal(v)
+	return asciiJSON(b), err
 }
 
 // asciiJSON writes what is not ASCII as \u escapes: a trailer can hold nothing else.
