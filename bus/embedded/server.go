@@ -28,6 +28,8 @@ type Server struct {
 	keys *Keys
 	log  *bridge
 
+	webSocket bool // there is such a listener
+
 	mu      sync.Mutex
 	stopped bool
 	conns   []*nats.Conn // made by Connect, closed by Shutdown
@@ -64,7 +66,7 @@ func Start(c Config) (*Server, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &Server{ns: ns, keys: c.Keys, log: newBridge(log)}
+	s := &Server{ns: ns, keys: c.Keys, log: newBridge(log), webSocket: c.WebSocket != ""}
 	ns.SetLoggerV2(s.log, false, false, false)
 	ns.Start()
 	if err := s.awaitReady(); err != nil {
@@ -172,7 +174,12 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 func (s *Server) Addr() string { return hostOf(s.ns.ClientURL()) }
 
 // WebSocketAddr is the WebSocket listener's address, host:port; "" if there is none.
-func (s *Server) WebSocketAddr() string { return hostOf(s.ns.WebsocketURL()) }
+func (s *Server) WebSocketAddr() string {
+	if !s.webSocket {
+		return "" // the server itself would say :0
+	}
+	return hostOf(s.ns.WebsocketURL())
+}
 
 func hostOf(address string) string {
 	u, err := url.Parse(address)

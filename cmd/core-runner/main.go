@@ -6,16 +6,22 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/schemas"
 )
 
 func main() {
-	err := app().Run(os.Args)
+	err := errTokenOnCommandLine
+	if !isToken(os.Args[1:]) {
+		err = app().Run(os.Args)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, process.Text(err))
 	}
@@ -29,6 +35,7 @@ func app() *cli.App {
 		Description: `The runner dials out: set RUNNER_ENROLL_ADDR to the control plane's host:port and RUNNER_ENROLL_TOKEN to a
 service-account token (a key that an ORG_ADMIN mints with "runink key create NAME"), then start "core-runner serve".`,
 		HideHelpCommand: true,
+		Version:         runner.BuildVersion(),
 		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status
 		OnUsageError:    usage,
 		Action:          unknown,
@@ -49,6 +56,7 @@ func serveCommand() *cli.Command {
 		Description: `Environment:
   RUNNER_ENROLL_ADDR    control plane, host:port or a tls://, wss://, nats:// URL; several separated by commas
   RUNNER_ENROLL_TOKEN   service-account token; never on the command line
+  RUNNER_ENROLL_TOKEN_FILE  instead: a file of mode 0600 or 0400 with the token in it
   RUNNER_ENROLL_CA      PEM file trusted beside the system roots
   RUNNER_ENROLL_TLS     false turns TLS off (default true)
   RUNNER_ID             stable id, 1-64 of A-Z a-z 0-9 - _ . (default: generated, kept in the state folder)
@@ -64,7 +72,7 @@ Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another proces
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return usageError("serve takes no arguments; settings and the token belong into the environment")
+				return usageError("serve takes no arguments: settings belong into the environment (see core-runner serve --help)")
 			}
 			log, err := process.NewLog(os.Stderr, os.Getenv)
 			if err != nil {
@@ -73,6 +81,17 @@ Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another proces
 			return agent.Run(context.Background(), log, os.Stdout, func(cfg *runner.Config) { cfg.StateDir = c.String("state-dir") })
 		},
 	}
+}
+
+// errTokenOnCommandLine refuses a token that everybody on this host can see in the list of processes. It does not repeat it.
+var errTokenOnCommandLine = usageError("a token on the command line is refused: everybody on this host can read it there. " +
+	"Put it into RUNNER_ENROLL_TOKEN, or into a file of mode 0600 that RUNNER_ENROLL_TOKEN_FILE names, and revoke this one (runink key revoke)")
+
+// isToken reports whether a word is, or has, a token or ticket.
+func isToken(args []string) bool {
+	return slices.ContainsFunc(args, func(arg string) bool {
+		return strings.Contains(arg, schemas.ServiceTokenPrefix) || strings.Contains(arg, schemas.SessionTokenPrefix) || strings.Contains(arg, "crt1.")
+	})
 }
 
 func unknown(c *cli.Context) error {

@@ -15,7 +15,23 @@ import (
 
 func main() { os.Exit(run()) }
 
+const usage = `face is configured by its environment alone: SERVICE_ROLE=control-plane (the default) or SERVICE_ROLE=runner, and the variables
+in docs/configuration.md.
+`
+
 func run() int {
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case "--help", "-h":
+			fmt.Print(usage)
+			return process.ExitDone
+		case "--version", "-v":
+			fmt.Println(runner.BuildVersion())
+			return process.ExitDone
+		}
+		fmt.Fprint(os.Stderr, "face takes no arguments. ", usage) // what was given is not repeated: it may be a secret
+		return process.ExitUsage
+	}
 	log, err := process.NewLog(os.Stderr, os.Getenv)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

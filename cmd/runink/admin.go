@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -34,7 +35,7 @@ func tenantCommand() *cli.Command {
 		CreatedAt time.Time `json:"createdAt"`
 	}
 	return group("tenant", "tenants of the platform (its operator only)",
-		command("create", "create a tenant and print its first admin's token", "NAME", []cli.Flag{saveFlag()}, func(c *cli.Context) error {
+		remote("create", "create a tenant and print its first admin's token", "NAME", []cli.Flag{saveFlag()}, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
 				return err
@@ -52,7 +53,7 @@ func tenantCommand() *cli.Command {
 			}
 			return printOrKeep(c, s, made.Token, made, "tenant %s is made; the session token of its first admin", made.Name)
 		}),
-		command("list", "list the tenants", "", nil, func(c *cli.Context) error {
+		remote("list", "list the tenants", "", nil, func(c *cli.Context) error {
 			var rows []tenant
 			if err := get(c, operatorServer, "/api/tenants", &rows); err != nil {
 				return err
@@ -69,12 +70,16 @@ func userCommand() *cli.Command {
 		CreatedAt time.Time `json:"createdAt"`
 	}
 	return group("user", "people of the tenant (ORG_ADMIN only)",
-		command("create", "create a person and print their session token", "NAME", []cli.Flag{
-			&cli.StringFlag{Name: "role", Required: true, Usage: "READER lists, WRITER also runs fetches, ORG_ADMIN does everything in the tenant"}, saveFlag(),
+		remote("create", "create a person and print their session token", "NAME", []cli.Flag{
+			&cli.StringFlag{Name: "role", Usage: "READER lists, WRITER also runs fetches, ORG_ADMIN does everything in the tenant"}, saveFlag(),
 		}, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
 				return err
+			}
+			role := strings.ToUpper(c.String("role"))
+			if !slices.Contains([]string{"READER", "WRITER", "ORG_ADMIN"}, role) {
+				return usagef("--role %q: name one with --role READER, WRITER or ORG_ADMIN", c.String("role"))
 			}
 			s, api, err := connectAs(c, chosen)
 			if err != nil {
@@ -85,13 +90,13 @@ func userCommand() *cli.Command {
 				Role  string `json:"role"`
 				Token string `json:"token"`
 			}
-			body := map[string]string{"name": name, "role": strings.ToUpper(c.String("role"))}
+			body := map[string]string{"name": name, "role": role}
 			if err := api.call(c.Context, http.MethodPost, "/api/people", body, &made); err != nil {
 				return err
 			}
 			return printOrKeep(c, s, made.Token, made, "%s is %s; the session token", made.Name, made.Role)
 		}),
-		command("list", "list the people", "", nil, func(c *cli.Context) error {
+		remote("list", "list the people", "", nil, func(c *cli.Context) error {
 			var rows []person
 			if err := get(c, chosen, "/api/people", &rows); err != nil {
 				return err
@@ -100,7 +105,7 @@ func userCommand() *cli.Command {
 				return []any{p.Name, p.Role, p.CreatedAt.Format(time.DateTime)}
 			})
 		}),
-		command("remove", "remove a person; their sessions end", "NAME", nil, func(c *cli.Context) error {
+		remote("remove", "remove a person; their sessions end", "NAME", nil, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
 				return err
@@ -113,23 +118,35 @@ func userCommand() *cli.Command {
 	)
 }
 
-func keyCommand() *cli.Command {
-	type key struct {
-		ID        string     `json:"id"`
-		Name      string     `json:"name"`
-		Tenant    string     `json:"tenant"`
-		PublicKey string     `json:"publicKey"`
-		CreatedAt time.Time  `json:"createdAt"`
-		ExpiresAt time.Time  `json:"expiresAt"`
-		CreatedBy string     `json:"createdBy"`
-		RevokedAt *time.Time `json:"revokedAt"`
+// serviceKey is a service-account key as the API shows it.
+type serviceKey struct {
+	ID        string     `json:"id"`
+	Name      string     `json:"name"`
+	Tenant    string     `json:"tenant"`
+	PublicKey string     `json:"publicKey"`
+	CreatedAt time.Time  `json:"createdAt"`
+	ExpiresAt time.Time  `json:"expiresAt"`
+	CreatedBy string     `json:"createdBy"`
+	RevokedAt *time.Time `json:"revokedAt"`
+}
+
+func (k serviceKey) state(now time.Time) string {
+	switch {
+	case k.RevokedAt != nil:
+		return "revoked"
+	case !now.Before(k.ExpiresAt):
+		return "expired"
 	}
+	return "live"
+}
+
+func keyCommand() *cli.Command {
 	type minted struct {
-		key
+		serviceKey
 		Token string `json:"token"`
 	}
 	return group("key", "service-account keys, with which runners enrol (ORG_ADMIN only)",
-		command("create", "mint a key and print its token", "NAME", nil, func(c *cli.Context) error {
+		remote("create", "mint a key and print its token", "NAME", nil, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
 				return err
@@ -141,28 +158,21 @@ func keyCommand() *cli.Command {
 			return say(c, made, "key %s is valid until %s. Its token, for RUNNER_ENROLL_TOKEN:\n\n%s\n\nIt is shown this once and not stored.",
 				made.ID, made.ExpiresAt.Format(time.DateOnly), made.Token)
 		}),
-		command("list", "list the keys", "", nil, func(c *cli.Context) error {
-			var rows []key
+		remote("list", "list the keys", "", nil, func(c *cli.Context) error {
+			var rows []serviceKey
 			if err := get(c, chosen, "/api/service-account-keys", &rows); err != nil {
 				return err
 			}
-			return show(c, rows, []string{"ID", "STATE", "CREATED", "BY", "EXPIRES", "PUBLIC KEY"}, func(k key) []any {
-				state := "live"
-				switch {
-				case k.RevokedAt != nil:
-					state = "revoked"
-				case time.Now().After(k.ExpiresAt):
-					state = "expired"
-				}
-				return []any{k.ID, state, k.CreatedAt.Format(time.DateTime), k.CreatedBy, k.ExpiresAt.Format(time.DateOnly), k.PublicKey}
+			return show(c, rows, []string{"ID", "STATE", "CREATED", "BY", "EXPIRES", "PUBLIC KEY"}, func(k serviceKey) []any {
+				return []any{k.ID, k.state(time.Now()), k.CreatedAt.Format(time.DateTime), k.CreatedBy, k.ExpiresAt.Format(time.DateOnly), k.PublicKey}
 			})
 		}),
-		command("revoke", "revoke a key; a live runner of it is cut", "ID", nil, func(c *cli.Context) error {
+		remote("revoke", "revoke a key; a live runner of it is cut", "ID", nil, func(c *cli.Context) error {
 			id, err := oneArg(c, "ID")
 			if err != nil {
 				return err
 			}
-			var gone key
+			var gone serviceKey
 			if err := do(c, http.MethodDelete, "/api/service-account-keys/"+url.PathEscape(id), nil, &gone); err != nil {
 				return err
 			}
@@ -194,7 +204,7 @@ func runnerCommand() *cli.Command {
 		} `json:"health"`
 	}
 	return group("runner", "runners of the tenant",
-		command("list", "list the runners; name and version are their own statements", "", nil, func(c *cli.Context) error {
+		remote("list", "list the runners; name and version are their own statements", "", nil, func(c *cli.Context) error {
 			var raw []json.RawMessage
 			if err := get(c, chosen, "/api/runners", &raw); err != nil {
 				return err
@@ -219,7 +229,7 @@ func runnerCommand() *cli.Command {
 				}
 			})
 		}),
-		command("release", "free a runner id for another service-account key (ORG_ADMIN)", "ID", nil, func(c *cli.Context) error {
+		remote("release", "free a runner id for another service-account key (ORG_ADMIN)", "ID", nil, func(c *cli.Context) error {
 			id, err := oneArg(c, "ID")
 			if err != nil {
 				return err
@@ -242,9 +252,12 @@ func auditCommand() *cli.Command {
 		Details map[string]string `json:"details"`
 	}
 	return group("audit", "the tenant's audit (ORG_ADMIN only)",
-		command("list", "list the newest events, newest last", "", []cli.Flag{
+		remote("list", "list the newest events, newest last", "", []cli.Flag{
 			&cli.IntFlag{Name: "limit", Value: 100, Usage: "events at most (1-1000)"},
 		}, func(c *cli.Context) error {
+			if n := c.Int("limit"); n < 1 || n > 1000 {
+				return usagef("--limit %d: use 1 to 1000", n)
+			}
 			path := fmt.Sprintf("/api/audit?limit=%d", c.Int("limit"))
 			if c.Bool("json") {
 				var raw []json.RawMessage

@@ -34,6 +34,9 @@ func newClient(s endpoint) (*client, error) {
 	if host := base.Hostname(); base.Scheme == "http" && host != "localhost" && !net.ParseIP(host).IsLoopback() {
 		return nil, usagef("%s is in the clear beyond this host, and would show the token: use https", s.URL)
 	}
+	if err := sessionToken(s.Token); err != nil {
+		return nil, err
+	}
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
 		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, TLSHandshakeTimeout: 10 * time.Second,
@@ -56,6 +59,17 @@ func newClient(s endpoint) (*client, error) {
 		Transport:     transport,
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }, // never hand the token on
 	}}, nil
+}
+
+// sessionToken refuses what is no token before it is sent anywhere: a runner's key must never cross the wire.
+func sessionToken(token string) error {
+	switch {
+	case strings.HasPrefix(token, schemas.ServiceTokenPrefix):
+		return usageHint("`runink user create` makes one", "this token is a runner's service-account key: the API takes a person's session token (%s…)", schemas.SessionTokenPrefix)
+	case !schemas.IsSessionToken(token) || strings.ContainsFunc(token, func(r rune) bool { return r <= ' ' || r > '~' }):
+		return usagef("this is not a session token (%s…)", schemas.SessionTokenPrefix)
+	}
+	return nil
 }
 
 // call sends body, if any, as JSON and reads the answer into out, if any.
@@ -115,7 +129,7 @@ func (c *client) unreachable(ctx context.Context, err error) error {
 	}
 	var unknown x509.UnknownAuthorityError
 	if errors.As(err, &unknown) {
-		return schemas.Wrap(schemas.CodeFailed, err, "the certificate of "+c.base.Host+" is not trusted").WithHint("set RUNINK_CA to the PEM file of its CA")
+		return schemas.Wrap(schemas.CodeFailed, err, "the certificate of "+c.base.Host+" is not trusted").WithHint("set RUNINK_CA, or `runink context add --ca`, to the PEM file of its CA")
 	}
 	var op *url.Error
 	if errors.As(err, &op) {

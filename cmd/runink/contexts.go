@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
@@ -36,7 +35,7 @@ type endpoint struct {
 func contextFile() (string, error) {
 	dir, err := os.UserConfigDir()
 	if err != nil {
-		return "", schemas.Errorf(schemas.CodeInvalid, "no folder for the context file: %w", err).WithHint("set HOME or XDG_CONFIG_HOME")
+		return "", usageHint("set HOME or XDG_CONFIG_HOME", "no folder for the context file: %w", err)
 	}
 	return filepath.Join(dir, "runink", "context.json"), nil
 }
@@ -55,15 +54,14 @@ func loadContexts() (contexts, error) {
 		return all, err
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return all, schemas.Errorf(schemas.CodeInvalid, "the context file %s is open to others (mode %04o), and it holds tokens", file, info.Mode().Perm()).
-			WithHint("chmod 600 " + file)
+		return all, usageHint("chmod 600 "+file, "the context file %s is open to others (mode %04o), and it holds tokens", file, info.Mode().Perm())
 	}
 	b, err := os.ReadFile(file)
 	if err != nil {
 		return all, err
 	}
 	if err := json.Unmarshal(b, &all); err != nil {
-		return all, schemas.Wrap(schemas.CodeInvalid, err, fmt.Sprintf("the context file %s is damaged", file)).WithHint("mend it, or move it away")
+		return all, usageHint("mend it, or move it away; `runink up` writes a new one", "the context file %s is damaged: %w", file, err)
 	}
 	if all.Contexts == nil {
 		all.Contexts = map[string]endpoint{}
@@ -115,22 +113,36 @@ func saveContext(name string, s endpoint, current bool) error {
 	return all.save()
 }
 
-// chosen is the server that a command talks to: the environment first, else --context, else the current context.
+// chosen is the server that a command talks to: the environment's, else --context, else the current context.
 func chosen(c *cli.Context) (endpoint, error) {
-	s, err := namedContext(c.String("context"))
 	env := endpoint{URL: os.Getenv("RUNINK_URL"), Token: os.Getenv("RUNINK_TOKEN"), CA: os.Getenv("RUNINK_CA")}
+	name := contextName(c)
 	if env.URL != "" {
 		// A token goes to the server that it is for, never to one that was named beside it by chance.
 		if env.Token == "" {
 			return endpoint{}, usagef("RUNINK_URL is set and RUNINK_TOKEN is not: set both")
 		}
+		if name != "" {
+			return endpoint{}, usagef("RUNINK_URL names one server and the context %q another: drop one of them", name)
+		}
 		return env, nil
 	}
+	s, err := namedContext(name)
 	if err != nil {
 		return endpoint{}, err
 	}
 	s.Token, s.CA = cmp.Or(env.Token, s.Token), cmp.Or(env.CA, s.CA)
 	return s, nil
+}
+
+// contextName is --context of the command, or the global one.
+func contextName(c *cli.Context) string {
+	for _, level := range c.Lineage() {
+		if name := level.String("context"); name != "" {
+			return name
+		}
+	}
+	return ""
 }
 
 func namedContext(name string) (endpoint, error) {
@@ -142,8 +154,7 @@ func namedContext(name string) (endpoint, error) {
 		name = all.Current
 	}
 	if name == "" {
-		return endpoint{}, &exitError{2, schemas.Errorf(schemas.CodeInvalid, "no server is known yet").
-			WithHint("start one with `runink up`, or set RUNINK_URL and RUNINK_TOKEN")}
+		return endpoint{}, usageHint("start one with `runink up`, or set RUNINK_URL and RUNINK_TOKEN", "no server is known yet")
 	}
 	s, ok := all.Contexts[name]
 	if !ok {
@@ -159,7 +170,7 @@ func operatorServer(c *cli.Context) (endpoint, error) {
 		return s, err
 	}
 	if s.DataDir == "" {
-		return s, usagef("this needs the platform operator's token, which is in the control plane's data folder (operator.token): set RUNINK_TOKEN to it")
+		return s, usageHint("set RUNINK_TOKEN to it", "this needs the platform operator's token, operator.token in the control plane's data folder")
 	}
 	b, err := os.ReadFile(filepath.Join(s.DataDir, "operator.token"))
 	if err != nil {
@@ -167,49 +178,4 @@ func operatorServer(c *cli.Context) (endpoint, error) {
 	}
 	s.Token = strings.TrimSpace(string(b))
 	return s, nil
-}
-
-func contextCommand() *cli.Command {
-	return group("context", "servers and tokens that this user knows",
-		command("list", "list the contexts", "", nil, func(c *cli.Context) error {
-			all, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			type row struct {
-				Name    string `json:"name"`
-				URL     string `json:"url"`
-				Current bool   `json:"current"`
-			}
-			rows := []row{}
-			for _, name := range slices.Sorted(maps.Keys(all.Contexts)) {
-				rows = append(rows, row{name, all.Contexts[name].URL, name == all.Current})
-			}
-			return show(c, rows, []string{"", "NAME", "URL"}, func(r row) []any {
-				mark := ""
-				if r.Current {
-					mark = "*"
-				}
-				return []any{mark, r.Name, r.URL}
-			})
-		}),
-		command("use", "make a context the current one", "NAME", nil, func(c *cli.Context) error {
-			name, err := oneArg(c, "NAME")
-			if err != nil {
-				return err
-			}
-			if _, err := namedContext(name); err != nil {
-				return err
-			}
-			all, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			all.Current = name
-			if err := all.save(); err != nil {
-				return err
-			}
-			return say(c, map[string]string{"current": name}, "the current context is %s", name)
-		}),
-	)
 }

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/cmd/internal/process"
 )
 
 func decodeCommand() *cli.Command {
@@ -48,13 +49,13 @@ func decode(typeName string, body []byte) (string, error) {
 		return "(empty)", nil
 	}
 	if json.Valid(trimmed) {
-		return string(trimmed), nil
+		return string(escapeControls(trimmed)), nil
 	}
 	if name, m := bus.Guess(body); m != nil {
 		return message(name, m)
 	}
 	if utf8.Valid(body) {
-		return string(body), nil
+		return process.Printable(string(body)), nil
 	}
 	return fmt.Sprintf("(%d bytes that are no message of this version)", len(body)), nil
 }
@@ -68,5 +69,5 @@ func message(name string, m proto.Message) (string, error) {
 	if err := json.Compact(&compact, b); err != nil {
 		return "", err
 	}
-	return name + " " + compact.String(), nil
+	return name + " " + string(escapeControls(compact.Bytes())), nil
 }

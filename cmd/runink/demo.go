@@ -14,7 +14,7 @@ import (
 
 func demoCommand() *cli.Command {
 	return command("demo", "run one fetch on real data: control plane and runner as two processes, on free ports, nothing left behind", "",
-		[]cli.Flag{&cli.BoolFlag{Name: "verbose", Usage: "show the logs of both processes"}}, demo)
+		[]cli.Flag{&cli.BoolFlag{Name: "verbose", Usage: "show the logs of both processes", DisableDefaultText: true}}, demo)
 }
 
 // demoReport is what --json prints.
@@ -37,6 +37,8 @@ func demo(c *cli.Context) (err error) {
 		return err
 	}
 	started := time.Now()
+	ctx, stop := interruptible(c.Context) // before anything is made that must go again
+	defer stop()
 	dir, err := os.MkdirTemp("", "runink-demo-")
 	if err != nil {
 		return err
@@ -51,8 +53,6 @@ func demo(c *cli.Context) (err error) {
 		out = io.Discard
 	}
 	fmt.Fprintln(out, "Starting a control plane and a runner, each a process of its own …")
-	ctx, stop := interruptible(c.Context)
-	defer stop()
 	s, err := startStack(ctx, stackConfig{dataDir: dir, http: "127.0.0.1:0", nats: "127.0.0.1:0", runnerID: "demo", logs: logs})
 	if err != nil {
 		return err
@@ -89,7 +89,7 @@ func demo(c *cli.Context) (err error) {
 	}
 	fmt.Fprintf(out, "\n%s\n%d rows, %s of Arrow, from process %d.\n\nTimeline of dispatch %s:\n", rows.String(), result.Rows, size(result.Bytes), result.RunnerPID, result.DispatchID)
 	printTimeline(out, result.Phases)
-	fmt.Fprintf(out, "\nStart to result: %s. `runink up` keeps such a stack running.\n", time.Since(started).Round(time.Millisecond))
+	fmt.Fprintf(out, "\nStart to result: %s. `%s up` keeps such a stack running.\n", time.Since(started).Round(time.Millisecond), selfCommand("runink"))
 	return nil
 }
 

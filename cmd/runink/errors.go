@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -27,7 +28,23 @@ func usagef(format string, args ...any) error {
 	return &exitError{process.ExitUsage, schemas.Errorf("usage", format, args...)}
 }
 
-func onUsage(_ *cli.Context, err error, _ bool) error { return usagef("%s", err) }
+// usageHint is usagef with what to do about it.
+func usageHint(hint, format string, args ...any) error {
+	return &exitError{process.ExitUsage, schemas.Errorf("usage", format, args...).WithHint(hint)}
+}
+
+// onUsage words what the flag package says about a flag.
+func onUsage(c *cli.Context, err error, _ bool) error {
+	help := c.App.HelpName
+	if c.Command != nil && c.Command.HelpName != "" {
+		help = c.Command.HelpName
+	}
+	text := err.Error()
+	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
+		text = help + " has no flag --" + strings.TrimPrefix(name, "-")
+	}
+	return usageHint(help+" --help", "%s", text)
+}
 
 // report prints err and returns the exit status: the one that it carries, else the one of its code.
 func report(w io.Writer, err error, asJSON bool) int {
@@ -35,13 +52,16 @@ func report(w io.Writer, err error, asJSON bool) int {
 		return process.ExitDone
 	}
 	status := statusOf(err)
+	if errors.Is(err, errSaid) {
+		return status
+	}
 	if !asJSON {
 		fmt.Fprintln(w, "runink: "+process.Text(err))
 		return status
 	}
 	var e *schemas.Error
 	if !errors.As(err, &e) {
-		e = &schemas.Error{Code: schemas.CodeFailed, Message: err.Error()}
+		e = &schemas.Error{Code: schemas.CodeFailed, Message: err.Error()} // such as a write that failed
 	}
 	var body struct {
 		Error struct {

@@ -2,13 +2,13 @@ package main
 
 import (
 	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
+	"net/url"
 	"time"
 
 	"github.com/org-runink/runbus/schemas"
@@ -103,6 +103,16 @@ const cancelWait = 15 * time.Second
 
 // stream runs the fetch and hands its lines to the sinks. When ctx ends it asks the server to cancel and waits for the outcome.
 func (f *fetch) stream(ctx context.Context) (resultLine, error) {
+	return f.run(ctx, "application/x-ndjson", func(resp *http.Response) (resultLine, error) { return f.read(resp.Body) })
+}
+
+// copyRaw runs the fetch in a format of rows alone (Arrow, CSV) and copies it to w. The outcome is in the trailers. When ctx ends it
+// does as stream.
+func (f *fetch) copyRaw(ctx context.Context, accept string, w io.Writer) (resultLine, error) {
+	return f.run(ctx, accept, func(resp *http.Response) (resultLine, error) { return f.copy(resp, w) })
+}
+
+func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response) (resultLine, error)) (resultLine, error) {
 	defer f.progress.stop()
 	// The request outlives ctx: after Ctrl-C the outcome still comes on it.
 	call, hangUp := context.WithCancel(context.WithoutCancel(ctx))
@@ -113,8 +123,8 @@ func (f *fetch) stream(ctx context.Context) (resultLine, error) {
 		case id := <-opened:
 			wait, cancel := context.WithTimeout(call, cancelWait)
 			defer cancel()
-			if f.api.call(wait, http.MethodDelete, "/api/fetches/"+id, nil, nil) == nil {
-				<-wait.Done() // the last line comes meanwhile, and ends call
+			if f.api.call(wait, http.MethodDelete, "/api/fetches/"+url.PathEscape(id), nil, nil) == nil {
+				<-wait.Done() // the outcome comes meanwhile, and ends call
 			}
 		default: // nothing was accepted yet: a closed connection cancels as well
 		}
@@ -122,7 +132,7 @@ func (f *fetch) stream(ctx context.Context) (resultLine, error) {
 	})
 	defer release()
 
-	resp, err := f.api.send(call, http.MethodPost, "/api/fetches", f.body, "application/x-ndjson")
+	resp, err := f.api.send(call, http.MethodPost, "/api/fetches", f.body, accept)
 	if err != nil {
 		if ctx.Err() != nil {
 			return resultLine{}, cancelled()
@@ -131,9 +141,9 @@ func (f *fetch) stream(ctx context.Context) (resultLine, error) {
 	}
 	defer resp.Body.Close()
 	opened <- resp.Header.Get("Runbus-Dispatch-Id")
-	result, err := f.read(resp.Body)
-	if err != nil && ctx.Err() != nil && schemas.CodeOf(err) == schemas.CodeFailed {
-		return result, cancelled()
+	result, err := take(resp)
+	if err != nil && call.Err() != nil && schemas.CodeOf(err) == schemas.CodeOutcomeUnknown {
+		return result, cancelled() // this side hung up
 	}
 	return result, err
 }
@@ -142,17 +152,21 @@ func cancelled() error {
 	return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
 }
 
+// cut is the error of a connection that ended before the outcome came.
+func cut(cause error, hint string) error {
+	return schemas.Wrap(schemas.CodeOutcomeUnknown, cause, "the connection to the control plane was cut before the outcome").WithHint(hint)
+}
+
 // read takes the lines until the last one.
 func (f *fetch) read(body io.Reader) (resultLine, error) {
 	lines := bufio.NewReaderSize(body, 64<<10)
 	for {
 		line, err := lines.ReadBytes('\n')
-		if len(bytes.TrimSpace(line)) == 0 && err != nil {
+		if err != nil { // a line without an end is not whole
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return resultLine{}, (&schemas.Error{Code: schemas.CodeOutcomeUnknown, Message: "the connection to the control plane was cut before the outcome", Cause: err}).
-				WithHint("the fetch is cancelled if the control plane lives; look at `runink audit list`")
+			return resultLine{}, cut(err, "the fetch is cancelled if the control plane lives; look at `runink audit list`")
 		}
 		var head struct {
 			Type string          `json:"type"`
@@ -227,26 +241,19 @@ func outcomeError(outcome string, err *schemas.Error) error {
 	return err
 }
 
-// copyRaw runs the fetch in a format of rows alone (Arrow, CSV) and copies it to w. The outcome is in the trailers.
-func (f *fetch) copyRaw(ctx context.Context, accept string, w io.Writer) (resultLine, error) {
-	defer f.progress.stop()
-	resp, err := f.api.send(ctx, http.MethodPost, "/api/fetches", f.body, accept)
-	if err != nil {
-		if ctx.Err() != nil {
-			return resultLine{}, cancelled()
-		}
-		return resultLine{}, err
-	}
-	defer resp.Body.Close()
+// copy takes the rows, and the outcome from the trailers. No trailer: the outcome is unknown.
+func (f *fetch) copy(resp *http.Response, w io.Writer) (resultLine, error) {
+	const notWhole = "what was written is not the whole result; look at `runink audit list`"
 	id := resp.Header.Get("Runbus-Dispatch-Id")
 	f.progress.accepted(acceptedLine{DispatchID: id})
-	n, err := io.Copy(w, &counted{r: resp.Body, tell: func(n int64) { f.progress.progress(progressLine{Phase: "streaming", Bytes: n}) }})
+	from := &counted{r: resp.Body, tell: func(n int64) { f.progress.progress(progressLine{Phase: "streaming", Bytes: n}) }}
+	n, err := io.Copy(w, from)
 	result := resultLine{DispatchID: id, Outcome: resp.Trailer.Get("Runbus-Outcome"), WireBytes: n}
-	if ctx.Err() != nil {
-		return result, cancelled()
-	}
-	if err != nil {
-		return result, fmt.Errorf("copy the result: %w", err)
+	switch {
+	case from.err != nil:
+		return result, cut(from.err, notWhole)
+	case err != nil:
+		return result, fmt.Errorf("write the result: %w", err)
 	}
 	if notices := resp.Trailer.Get("Runbus-Notices"); notices != "" {
 		if err := json.Unmarshal([]byte(notices), &result.Notices); err != nil {
@@ -258,16 +265,16 @@ func (f *fetch) copyRaw(ctx context.Context, accept string, w io.Writer) (result
 	}
 	var e errorLine
 	if err := json.Unmarshal([]byte(resp.Trailer.Get("Runbus-Error")), &e); err != nil {
-		return result, (&schemas.Error{Code: schemas.CodeOutcomeUnknown, Message: "the connection to the control plane was cut before the outcome"}).
-			WithHint("what was written is not the whole result")
+		return result, cut(err, notWhole)
 	}
 	return result, outcomeError(result.Outcome, &schemas.Error{Code: e.Code, Message: e.Message, Hint: e.Hint})
 }
 
-// counted tells how many bytes were read.
+// counted tells how many bytes were read, and keeps the error that ended it before the end.
 type counted struct {
 	r    io.Reader
 	n    int64
+	err  error
 	tell func(int64)
 }
 
@@ -275,5 +282,8 @@ func (c *counted) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	c.n += int64(n)
 	c.tell(c.n)
+	if err != nil && !errors.Is(err, io.EOF) {
+		c.err = err
+	}
 	return n, err
 }

@@ -6,6 +6,8 @@ import (
 	"context"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -35,20 +37,23 @@ Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 outcome unknown.`,
 		ExitErrHandler:            func(*cli.Context, error) {}, // main reports once and chooses the status
 		OnUsageError:              onUsage,
 		Action:                    noCommand,
-		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "context", Usage: "use this context instead of the current one", EnvVars: []string{"RUNINK_CONTEXT"}},
-		},
+		Flags:                     []cli.Flag{contextFlag()},
 		Commands: []*cli.Command{
 			demoCommand(), upCommand(),
 			tenantCommand(), userCommand(), keyCommand(), runnerCommand(), fetchCommand(), auditCommand(),
-			contextCommand(), natsCommand(), decodeCommand(), serveCommand(),
+			contextCommand(), natsCommand(), decodeCommand(), completionCommand(), serveCommand(),
 		},
 	}
 }
 
 // jsonFlag is on every command that prints something.
 func jsonFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "json", Usage: "print one JSON object or array; errors as JSON on standard error"}
+	return &cli.BoolFlag{Name: "json", Usage: "print one JSON object or array; errors as JSON on standard error", DisableDefaultText: true}
+}
+
+// contextFlag is global, and on every command that talks to a server.
+func contextFlag() cli.Flag {
+	return &cli.StringFlag{Name: "context", Usage: "use the context of this `NAME` instead of the current one", EnvVars: []string{"RUNINK_CONTEXT"}}
 }
 
 func noCommand(c *cli.Context) error {
@@ -79,20 +84,34 @@ func command(name, text, args string, flags []cli.Flag, action func(*cli.Context
 	}
 }
 
+// remote is a command that talks to a server.
+func remote(name, text, args string, flags []cli.Flag, action func(*cli.Context) error) *cli.Command {
+	return command(name, text, args, append(flags, contextFlag()), action)
+}
+
 // oneArg is the command's single argument.
 func oneArg(c *cli.Context, what string) (string, error) {
-	if c.NArg() != 1 {
-		return "", usagef("%s takes exactly one argument: %s (flags come before it)", c.Command.FullName(), what)
+	args := c.Args().Slice()
+	if len(args) > 1 {
+		if i := slices.IndexFunc(args[1:], isFlag); i >= 0 {
+			return "", usageHint(strings.Join(append(append([]string{c.Command.HelpName}, args[1:]...), args[0]), " "),
+				"the flag %s stands behind the argument %q, and flags come before arguments", args[1+i], args[0])
+		}
 	}
-	return c.Args().First(), nil
+	if len(args) != 1 {
+		return "", usageHint(c.Command.HelpName+" --help", "%s takes one argument, %s, and got %d", c.Command.HelpName, what, len(args))
+	}
+	return args[0], nil
 }
 
 func noArgs(c *cli.Context) error {
 	if c.Args().Present() {
-		return usagef("%s takes no arguments, and got %q", c.Command.FullName(), c.Args().First())
+		return usageHint(c.Command.HelpName+" --help", "%s takes no arguments, and got %q", c.Command.HelpName, c.Args().First())
 	}
 	return nil
 }
+
+func isFlag(arg string) bool { return len(arg) > 1 && arg[0] == '-' }
 
 // interruptible is a context that ends at the first Ctrl-C or SIGTERM; a second one ends the process as usual.
 func interruptible(parent context.Context) (context.Context, context.CancelFunc) {

@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"os"
+	"os/user"
 	"path/filepath"
 	"strings"
 
@@ -20,7 +21,7 @@ type natsContext struct {
 }
 
 func natsCommand() *cli.Command {
-	write := command("context", "write contexts for the stock nats CLI: runbus-ops (reads the bus) and runbus-sys (reads the servers)", "", []cli.Flag{
+	write := remote("context", "write contexts for the stock nats CLI: runbus-ops (reads the bus) and runbus-sys (reads the servers)", "", []cli.Flag{
 		&cli.StringFlag{Name: "dir", Usage: "`DIR` of the nats CLI's contexts (default: nats/context in the user's config folder)"},
 		&cli.StringFlag{Name: "prefix", Value: "runbus", Usage: "begins the names"},
 	}, natsContexts)
@@ -61,7 +62,7 @@ func natsContexts(c *cli.Context) error {
 	}
 	var out []written
 	for _, w := range []struct{ name, seed, text, use string }{
-		{prefix + "-ops", "ops.nk", "Runbus: read-only view of the bus", "nats --context " + prefix + "-ops sub 'runbus.v1.>' --translate 'runink decode'"},
+		{prefix + "-ops", "ops.nk", "Runbus: read-only view of the bus", natsWatch(prefix + "-ops")},
 		{prefix + "-sys", "ops-sys.nk", "Runbus: read-only view of the servers", "nats --context " + prefix + "-sys server list"},
 	} {
 		seed := filepath.Join(s.DataDir, w.seed)
@@ -81,14 +82,15 @@ func natsContexts(c *cli.Context) error {
 	return show(c, out, []string{"CONTEXT", "TRY"}, func(w written) []any { return []any{w.Name, w.Use} })
 }
 
-// natsConfigDir is where the nats CLI looks: XDG_CONFIG_HOME, else ~/.config, on every system.
+// natsConfigDir is where the nats CLI looks: XDG_CONFIG_HOME, else .config in the home folder that the user's account has (not
+// the one of HOME), on every system.
 func natsConfigDir() (string, error) {
 	if dir := os.Getenv("XDG_CONFIG_HOME"); dir != "" {
 		return dir, nil
 	}
-	home, err := os.UserHomeDir()
-	if err != nil {
-		return "", schemas.Errorf(schemas.CodeInvalid, "no folder for the contexts: %w", err).WithHint("name one with --dir")
+	u, err := user.Current()
+	if err != nil || u.HomeDir == "" {
+		return "", schemas.Errorf(schemas.CodeInvalid, "no folder for the contexts: this user has no home folder").WithHint("name one with --dir, or set XDG_CONFIG_HOME")
 	}
-	return filepath.Join(home, ".config"), nil
+	return filepath.Join(u.HomeDir, ".config"), nil
 }

@@ -1,16 +1,21 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
 	"os"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
 	"github.com/mattn/go-isatty"
 	"github.com/urfave/cli/v2"
+
+	"github.com/org-runink/runbus/cmd/internal/process"
 )
 
 // show prints rows: as a table, or with --json as an array.
@@ -23,7 +28,13 @@ func show[T any](c *cli.Context, rows []T, header []string, cells func(T) []any)
 	}
 	t := newTable(c.App.Writer, header)
 	for _, r := range rows {
-		t.AppendRow(cells(r))
+		row := cells(r)
+		for i, v := range row {
+			if text, ok := v.(string); ok {
+				row[i] = oneLine(text)
+			}
+		}
+		t.AppendRow(row)
 	}
 	t.Render()
 	return nil
@@ -34,15 +45,47 @@ func say(c *cli.Context, v any, format string, args ...any) error {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, v)
 	}
-	_, err := fmt.Fprintf(c.App.Writer, format+"\n", args...)
+	_, err := fmt.Fprintln(c.App.Writer, process.Printable(fmt.Sprintf(format, args...)))
 	return err
 }
 
 func printJSON(w io.Writer, v any) error {
-	e := json.NewEncoder(w)
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
 	e.SetEscapeHTML(false)
 	e.SetIndent("", "  ")
-	return e.Encode(v)
+	if err := e.Encode(v); err != nil {
+		return err
+	}
+	_, err := w.Write(escapeControls(b.Bytes()))
+	return err
+}
+
+// escapeControls writes what steers a terminal in the strings of a JSON text as \u…: the value stays what it is.
+func escapeControls(text []byte) []byte {
+	special := func(r rune) bool { return r > ' ' && process.Steers(r) } // those below can't stand in a string
+	if bytes.IndexFunc(text, special) < 0 {
+		return text
+	}
+	out := make([]byte, 0, len(text)+64)
+	for _, r := range string(text) {
+		if special(r) {
+			out = fmt.Appendf(out, "\\u%04x", r)
+		} else {
+			out = utf8.AppendRune(out, r)
+		}
+	}
+	return out
+}
+
+// oneLine is text for one cell of a table.
+func oneLine(text string) string {
+	return strings.Map(func(r rune) rune {
+		if process.Steers(r) {
+			return '·'
+		}
+		return r
+	}, text)
 }
 
 func newTable(w io.Writer, header []string) table.Writer {
@@ -54,7 +97,7 @@ func newTable(w io.Writer, header []string) table.Writer {
 	t.SetStyle(style)
 	row := make(table.Row, len(header))
 	for i, h := range header {
-		row[i] = h
+		row[i] = oneLine(h)
 	}
 	t.AppendHeader(row)
 	return t

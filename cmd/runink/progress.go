@@ -31,7 +31,7 @@ func (p progressLines) accepted(a acceptedLine) {
 }
 
 func (p progressLines) progress(l progressLine) {
-	fmt.Fprintf(p.w, "  %-11s %d rows, %s  %s\n", l.Phase, l.Rows, size(l.Bytes), l.Message)
+	fmt.Fprintf(p.w, "  %-11s %d rows, %s  %s\n", l.Phase, l.Rows, size(l.Bytes), oneLine(l.Message))
 }
 
 func (progressLines) stop() {}
@@ -57,7 +57,7 @@ func newBar(f *os.File) *bar {
 
 func (b *bar) accepted(a acceptedLine) {
 	if a.RunnerID != "" {
-		b.tracker.UpdateMessage("accepted by " + a.RunnerID)
+		b.tracker.UpdateMessage("accepted by " + oneLine(a.RunnerID))
 	}
 }
 

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"strings"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 )
@@ -47,7 +46,7 @@ func (j *jsonRows) write(before string, r json.RawMessage) error {
 	if _, err := io.WriteString(w, before); err != nil {
 		return err
 	}
-	_, err := w.Write(r)
+	_, err := w.Write(escapeControls(r))
 	return err
 }
 
@@ -110,10 +109,5 @@ func cell(v json.RawMessage) string {
 	if json.Unmarshal(v, &text) == nil {
 		s = text
 	}
-	return strings.Map(func(r rune) rune {
-		if r < ' ' || r == 0x7f || r >= 0x80 && r < 0xa0 {
-			return '·'
-		}
-		return r
-	}, s)
+	return oneLine(s)
 }

@@ -19,6 +19,7 @@ import (
 
 const (
 	startWait  = 60 * time.Second // each process; a second is usual
+	drainGrace = 20 * time.Second // running fetches may end
 	stopWait   = 45 * time.Second
 	dataFolder = "data" // in the data folder: the sample data that the runner may read
 )
@@ -31,6 +32,7 @@ type stack struct {
 	token    string
 	runner   *child
 	enrolled agent.Ready
+	minted   bool // the runner's key in the data folder was of no use any more
 	logs     io.Writer
 }
 
@@ -43,50 +45,60 @@ type stackConfig struct {
 }
 
 // startStack brings both up; an error leaves neither running.
-func startStack(ctx context.Context, cfg stackConfig) (_ *stack, err error) {
+func startStack(ctx context.Context, cfg stackConfig) (*stack, error) {
 	s := &stack{logs: cfg.logs}
-	defer func() {
-		if err != nil {
-			_ = s.stop() // the error that counts is err
-		}
-	}()
-	ctx, cancel := context.WithTimeout(ctx, startWait)
+	wait, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
+	err := s.start(wait, cfg)
+	if err == nil {
+		return s, nil
+	}
+	_ = s.stop() // the error that counts is err
+	switch {
+	case ctx.Err() != nil:
+		return nil, schemas.Errorf(schemas.CodeCancelled, "interrupted before the stack was up; nothing runs any more")
+	case wait.Err() != nil:
+		return nil, schemas.Errorf(schemas.CodeFailed, "the stack was not up within %s: %w", startWait, err)
+	}
+	return nil, err
+}
+
+func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	s.plane, err = startChild(ctx, "control-plane", map[string]string{
 		"RUNBUS_DATA_DIR": cfg.dataDir, "RUNBUS_HTTP": cfg.http, "RUNBUS_NATS": cfg.nats, "RUNBUS_WEBSOCKET": cfg.webSocket,
-		"MANAGED_RUNNER_ENDPOINT": "local",
+		"RUNBUS_STOP_GRACE": drainGrace.String(), "MANAGED_RUNNER_ENDPOINT": "local",
 	}, cfg.logs, &s.endpoint)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	token, err := os.ReadFile(s.endpoint.AdminToken)
 	if err != nil {
-		return nil, fmt.Errorf("the admin's token: %w", err)
+		return fmt.Errorf("the admin's token: %w", err)
 	}
 	s.token = strings.TrimSpace(string(token))
 	if s.api, err = newClient(endpoint{URL: s.endpoint.HTTP, Token: s.token, CA: s.endpoint.CA}); err != nil {
-		return nil, err
+		return err
 	}
 	if cfg.runnerID == "" {
-		return s, nil
+		return nil
 	}
 	roots, err := s.fileRoots(cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	key, err := s.runnerKey(ctx, cfg)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	s.runner, err = startChild(ctx, "runner", map[string]string{
-		"SERVICE_ROLE": "runner", "RUNNER_ENROLL_ADDR": strings.TrimPrefix(s.endpoint.NATS, "tls://"), "RUNNER_ENROLL_TOKEN": key,
+		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(s.endpoint.NATS, "tls://"), "RUNNER_ENROLL_TOKEN_FILE": key,
 		"RUNNER_ENROLL_CA": s.endpoint.CA, "RUNNER_ID": cfg.runnerID, "RUNNER_NAME": cfg.runnerID,
-		"RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)),
+		"RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)), "RUNNER_DRAIN_GRACE": drainGrace.String(),
 	}, cfg.logs, &s.enrolled)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return s, s.awaitRunner(ctx)
+	return s.awaitRunner(ctx)
 }
 
 // awaitRunner waits until the control plane gives work to the runner: its first heartbeat is under way when it says that it is ready.
@@ -142,30 +154,50 @@ func (s *stack) sample() string {
 	return filepath.Join(s.endpoint.DataDir, dataFolder, demodata.Name)
 }
 
-// runnerKey is the token of the stack's own runner: kept in the data folder (0600), minted when it is not there.
-func (s *stack) runnerKey(ctx context.Context, cfg stackConfig) (string, error) {
-	file, name := filepath.Join(s.endpoint.DataDir, "runner.token"), cfg.runnerID
-	if b, err := os.ReadFile(file); err == nil {
-		return strings.TrimSpace(string(b)), nil
-	} else if !errors.Is(err, os.ErrNotExist) {
+// runnerKey is the file (0600, in the data folder) with the token of the stack's own runner. A key that is missing there, or that
+// was revoked or has expired, is minted anew: whoever starts the stack holds its admin's token.
+func (s *stack) runnerKey(ctx context.Context, cfg stackConfig) (file string, err error) {
+	file = filepath.Join(s.endpoint.DataDir, "runner.token")
+	b, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return "", err
+	}
+	live, err := s.liveKey(ctx, "sa-"+cfg.runnerID)
+	if err != nil {
+		return "", err
+	}
+	if token, err := schemas.ParseServiceToken(strings.TrimSpace(string(b))); err == nil && live != "" {
+		if public, err := token.Key.PublicKey(); err == nil && public == live {
+			return file, nil
+		}
+	}
+	if live != "" { // the token of this one was lost: it is of no use to anybody any more
+		if err := s.api.call(ctx, http.MethodDelete, "/api/service-account-keys/sa-"+cfg.runnerID, nil, nil); err != nil {
+			return "", err
+		}
 	}
 	var made struct {
 		Token string `json:"token"`
 	}
-	mint := func() error {
-		return s.api.call(ctx, http.MethodPost, "/api/service-account-keys", map[string]string{"name": name}, &made)
-	}
-	err := mint()
-	if schemas.CodeOf(err) == schemas.CodeConflict { // the file was lost: its key is of no use to anybody any more
-		if err = s.api.call(ctx, http.MethodDelete, "/api/service-account-keys/sa-"+name, nil, nil); err == nil {
-			err = mint()
-		}
-	}
-	if err != nil {
+	if err := s.api.call(ctx, http.MethodPost, "/api/service-account-keys", map[string]string{"name": cfg.runnerID}, &made); err != nil {
 		return "", err
 	}
-	return made.Token, writePrivate(file, []byte(made.Token+"\n"))
+	s.minted = len(b) > 0
+	return file, writePrivate(file, []byte(made.Token+"\n"))
+}
+
+// liveKey is the public key of a service-account key that can enrol, "" when there is none of this id.
+func (s *stack) liveKey(ctx context.Context, id string) (string, error) {
+	var keys []serviceKey
+	if err := s.api.call(ctx, http.MethodGet, "/api/service-account-keys", nil, &keys); err != nil {
+		return "", err
+	}
+	for _, k := range keys {
+		if k.ID == id && k.state(time.Now()) == "live" {
+			return k.PublicKey, nil
+		}
+	}
+	return "", nil
 }
 
 // stop ends the runner first, so that it can say goodbye.

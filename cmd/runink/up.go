@@ -1,14 +1,20 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/org-runink/runbus/cmd/internal/controlplane"
+	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/cp"
+	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -18,10 +24,17 @@ func upCommand() *cli.Command {
 		&cli.StringFlag{Name: "http", Usage: "address of the HTTP API", Value: cp.DefaultHTTP},
 		&cli.StringFlag{Name: "nats", Usage: "address for runners and the nats CLI", Value: cp.DefaultNATS},
 		&cli.StringFlag{Name: "websocket", Usage: "address for runners that come over WebSocket (default: off)"},
-		&cli.BoolFlag{Name: "no-runner", Usage: "start the control plane alone"},
+		&cli.BoolFlag{Name: "no-runner", Usage: "start the control plane alone", DisableDefaultText: true},
 		&cli.StringSliceFlag{Name: "files", Usage: "`DIR` that the runner's file and sqlite sources may read; may be repeated"},
 		&cli.StringFlag{Name: "log-file", Usage: "`FILE` for the logs of both processes (default: standard error)"},
 	}, up)
+}
+
+// upReport is what --json prints once the stack is up.
+type upReport struct {
+	controlplane.Ready
+	RunnerID  string `json:"runnerId,omitempty"`
+	RunnerPID int    `json:"runnerPid,omitempty"`
 }
 
 func up(c *cli.Context) error {
@@ -52,6 +65,9 @@ func up(c *cli.Context) error {
 		defer f.Close()
 		cfg.logs = f
 	}
+	if _, err := loadContexts(); err != nil {
+		return err // before anything is started: the token could not be kept
+	}
 	ctx, stop := interruptible(c.Context)
 	defer stop()
 	s, err := startStack(ctx, cfg)
@@ -64,8 +80,11 @@ func up(c *cli.Context) error {
 		_ = s.stop()
 		return err
 	}
+	if s.minted {
+		fmt.Fprintf(os.Stderr, "runink: the runner's key was revoked or had expired: it has a new one, sa-%s\n", cfg.runnerID)
+	}
 	if c.Bool("json") {
-		err = printJSON(c.App.Writer, s.endpoint)
+		err = printJSON(c.App.Writer, upReport{s.endpoint, s.enrolled.RunnerID, s.enrolled.PID})
 	} else {
 		err = whatNext(c.App.Writer, s)
 	}
@@ -73,20 +92,34 @@ func up(c *cli.Context) error {
 		_ = s.stop()
 		return err
 	}
-	runnerExited := make(<-chan struct{})
+	return s.keep(ctx)
+}
+
+// keep runs the stack until ctx ends or a part of it does. A runner that is told to stop for good (its key was revoked, another process
+// took its id) leaves the control plane running.
+func (s *stack) keep(ctx context.Context) error {
+	var runnerExited <-chan struct{}
 	if s.runner != nil {
 		runnerExited = s.runner.exited
 	}
-	select {
-	case <-ctx.Done():
-		return s.stop()
-	case <-s.plane.exited:
-		err = s.plane.failure()
-	case <-runnerExited:
-		err = s.runner.failure()
+	for {
+		select {
+		case <-ctx.Done():
+			return s.stop()
+		case <-s.plane.exited:
+			err := s.plane.failure()
+			_ = s.stop() // the error that counts is err
+			return err
+		case <-runnerExited:
+			err := s.runner.failure()
+			if said := s.runner.said; said == nil || said.Exit != runner.ExitRefused && said.Exit != runner.ExitReplaced {
+				_ = s.stop()
+				return err
+			}
+			fmt.Fprintf(os.Stderr, "runink: %s\n  → the control plane goes on without it; `runink up` anew starts a runner with a new key\n", process.Text(err))
+			s.runner, runnerExited = nil, nil
+		}
 	}
-	_ = s.stop()
-	return err
 }
 
 // dataDir is DIR, or a folder of this user's.
@@ -104,20 +137,69 @@ func dataDir(dir string) (string, error) {
 	return filepath.Join(home, ".local", "share", "runink"), nil
 }
 
+// whatNext is what to type now, in words that can be pasted.
 func whatNext(w io.Writer, s *stack) error {
-	text := fmt.Sprintf("Runbus is up.\n\n  API    %s\n  NATS   %s\n", s.endpoint.HTTP, s.endpoint.NATS)
+	runink := selfCommand("runink")
+	var b strings.Builder
+	fmt.Fprintf(&b, "Runbus is up.\n\n  API    %s\n  NATS   %s\n", s.endpoint.HTTP, s.endpoint.NATS)
 	if s.endpoint.WebSocket != "" {
-		text += fmt.Sprintf("         %s\n", s.endpoint.WebSocket)
+		fmt.Fprintf(&b, "         %s\n", s.endpoint.WebSocket)
 	}
-	text += fmt.Sprintf("  data   %s\n\nThe context \"local\" has the token of the tenant's admin. In another terminal:\n\n  runink runner list\n", s.endpoint.DataDir)
+	fmt.Fprintf(&b, "  data   %s\n\nThe context \"local\" has the token of the tenant's admin. In another terminal:\n\n  %s runner list\n", s.endpoint.DataDir, runink)
 	if s.runner != nil {
-		text += fmt.Sprintf("  runink fetch run --runner %s --source file --set path=%s\n", s.enrolled.RunnerID, s.sample())
+		fmt.Fprintf(&b, "  %s fetch run --runner %s --source file --set %s\n", runink, s.enrolled.RunnerID, quote("path="+s.sample()))
 	} else {
-		text += fmt.Sprintf(`  runink key create edge          # then, on the runner's host:
-  RUNNER_ENROLL_ADDR=%s RUNNER_ENROLL_CA=%s RUNNER_ID=edge RUNNER_ENROLL_TOKEN=… core-runner serve
-`, s.endpoint.NATS, s.endpoint.CA)
+		fmt.Fprintf(&b, "  %s key create edge    # its token goes into a 0600 file on the runner's host; there:\n", runink)
+		fmt.Fprintf(&b, "  RUNNER_ENROLL_ADDR=%s RUNNER_ENROLL_CA=%s RUNNER_ID=edge RUNNER_ENROLL_TOKEN_FILE=FILE %s serve\n",
+			strings.TrimPrefix(s.endpoint.NATS, "tls://"), quote(s.endpoint.CA), selfCommand("core-runner"))
 	}
-	text += "  runink nats context             # then: nats --context runbus-ops sub 'runbus.v1.>' --translate 'runink decode'\n\nCtrl-C stops it.\n"
-	_, err := io.WriteString(w, text)
+	fmt.Fprintf(&b, "  %s nats context    # then: %s\n\nCtrl-C stops it.\n", runink, natsWatch("runbus-ops"))
+	_, err := io.WriteString(w, b.String())
 	return err
+}
+
+// natsWatch is how the stock nats CLI shows the bus.
+func natsWatch(context string) string {
+	return fmt.Sprintf("nats --context %s sub 'runbus.v1.>' --translate %s", context, quote(selfCommand("runink")+" decode"))
+}
+
+// selfCommand is how to start a binary of this build again: by its name if the shell finds this one there, else by its path; `go run`
+// for a binary that was started so.
+func selfCommand(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return name
+	}
+	if strings.Contains(self, string(filepath.Separator)+"go-build") {
+		return "go run ./cmd/" + name
+	}
+	beside := filepath.Join(filepath.Dir(self), name)
+	found, err := exec.LookPath(name)
+	if err == nil && sameFile(found, beside) {
+		return name
+	}
+	if _, err := os.Stat(beside); err != nil {
+		return name
+	}
+	return quote(beside)
+}
+
+func sameFile(a, b string) bool {
+	x, err := os.Stat(a)
+	if err != nil {
+		return false
+	}
+	y, err := os.Stat(b)
+	return err == nil && os.SameFile(x, y)
+}
+
+// quote is a word for a shell.
+func quote(word string) string {
+	plain := func(r rune) bool {
+		return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || strings.ContainsRune("_-./=:,@%+", r)
+	}
+	if word != "" && strings.TrimFunc(word, plain) == "" {
+		return word
+	}
+	return "'" + strings.ReplaceAll(word, "'", `'\''`) + "'"
 }

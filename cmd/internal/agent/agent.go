@@ -26,8 +26,10 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 		return err
 	}
 	// The token is in memory now; nothing that this process starts shall inherit it.
-	if err := os.Unsetenv("RUNNER_ENROLL_TOKEN"); err != nil {
-		return err
+	for _, name := range []string{"RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"} {
+		if err := os.Unsetenv(name); err != nil {
+			return err
+		}
 	}
 	cfg.Log = log
 	announced := false

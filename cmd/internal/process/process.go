@@ -4,7 +4,6 @@ package process
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,8 +12,6 @@ import (
 	"strings"
 	"sync"
 	"syscall"
-
-	"github.com/org-runink/runbus/schemas"
 )
 
 // Exit statuses of commands (SPEC, "Interfaces that are fixed now"). Runners have more: runner.Exit….
@@ -75,21 +72,4 @@ func Announce(w io.Writer, v any) {
 		return
 	}
 	_, _ = w.Write(append(b, '\n'))
-}
-
-// Text is err for a terminal: what went wrong, and what to do about it on a line of its own. The causes that must not cross
-// a wire are shown: this is the process's own terminal.
-func Text(err error) string {
-	var e *schemas.Error
-	if !errors.As(err, &e) {
-		return err.Error()
-	}
-	text := err.Error()
-	if e.Cause != nil && !strings.Contains(text, e.Cause.Error()) {
-		text += ": " + e.Cause.Error()
-	}
-	if e.Hint != "" {
-		text += "\n  → " + e.Hint
-	}
-	return text
 }
