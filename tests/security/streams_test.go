@@ -47,7 +47,7 @@ func readStreams(t testing.TB, c *client) contents {
 		}
 		entry := out[name]
 		entry.config, entry.lastSeq, entry.messages = string(config), info.State.LastSeq, map[uint64]stored{}
-		for seq := info.State.FirstSeq; seq <= info.State.LastSeq; seq++ {
+		for seq := max(1, info.State.FirstSeq); seq <= info.State.LastSeq; seq++ {
 			m, err := st.GetMsg(ctx, seq)
 			if errors.Is(err, natsjs.ErrMsgNotFound) {
 				continue // a later value of the key took its place

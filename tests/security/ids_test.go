@@ -1,0 +1,215 @@
+package security
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/org-runink/runbus/schemas"
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// badIDs are ids that the grammar refuses, each with a part of the text that says why.
+var badIDs = []struct{ name, id, text string }{
+	{"65 characters", strings.Repeat("x", 65), "the runner id has 65 characters: at most 64 of A-Z a-z 0-9 - _ . are allowed"},
+	{"star", "*", `the runner id has '*' at position 1: only A-Z a-z 0-9 - _ . are allowed`},
+	{"greater", ">", `the runner id has '>' at position 1: only A-Z a-z 0-9 - _ . are allowed`},
+	{"star inside", "a.*", `the runner id has '*' at position 3`},
+	{"space", "a b", `the runner id has ' ' at position 2`},
+	{"newline", "a\nb", `the runner id has '\n' at position 2`},
+	{"control character", "a\x01b", `the runner id has '\x01' at position 2`},
+	{"unicode", "läufer", `the runner id has 'ä' at position 2`},
+	{"slash", "a/b", `the runner id has '/' at position 2`},
+	{"escape", "a=2Eb", `the runner id has '=' at position 2`},
+}
+
+func TestCoreRunnerRefusesABadID(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	_, token := plane.Admin.MintKey(t, "edge")
+	for _, c := range badIDs {
+		t.Run(c.name, func(t *testing.T) {
+			r := stack.Start(t, "core-runner", plane.Bin.CoreRunner, plane.RunnerEnv(c.id, token), "serve")
+			if status := r.Exit(t); status != 2 {
+				t.Errorf("exit status %d, want 2", status)
+			}
+			if !r.Stderr.Has("RUNNER_ID: " + c.text) {
+				t.Errorf("it says %q, want %q", r.Stderr, c.text)
+			}
+		})
+	}
+	if runners := plane.Admin.Runners(t); len(runners) > 0 {
+		t.Errorf("runners are known: %v", runners)
+	}
+}
+
+// Clients with a valid key whose CONNECT name has no valid id are told why, and no permission has a part of that id.
+func TestABadIDInTheNameOfTheConnection(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	b := benchOf(plane)
+	_, token := plane.Admin.MintKey(t, "edge")
+	before := readStreams(t, b.privileged(t, "sec"))
+	const empty = "the runner id is empty: set RUNNER_ID to 1-64 of A-Z a-z 0-9 - _ ."
+	const jailed = "invalid" // the fixed id of those who gave no valid one
+	for _, c := range append(badIDs, struct{ name, id, text string }{"empty", "", empty}) {
+		t.Run(c.name, func(t *testing.T) {
+			nonce := schemas.NewID()
+			r, err := b.dialRunner(t, token, jailed, nonce, schemas.ConnectName(c.id, nonce))
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := r.hello(t, r.signedHello(t, c.id))
+			if e := answer.GetError(); !strings.Contains(e.GetMessage(), c.text) || e.GetCode() != string(schemas.CodeInvalid) || !answer.GetFatal() {
+				t.Errorf("the answer is %v, want %q", answer, c.text)
+			}
+			if answer.GetSession() != "" || answer.GetTenantId() != "" {
+				t.Errorf("it was enrolled: %v", answer)
+			}
+			r.quiet(t, "hello as the jailed")
+			r.closedIn(t, c.id)
+		})
+	}
+	for _, name := range []string{"", "edge", "edge/", "edge/no.nce", "/", "edge/*"} {
+		t.Run("name "+name, func(t *testing.T) {
+			r, err := b.dialRunner(t, token, jailed, schemas.NewID(), name)
+			if err != nil {
+				t.Fatal(err)
+			}
+			answer := r.hello(t, r.signedHello(t, "edge"))
+			if e := answer.GetError(); e.GetMessage() != "the name of the connection must be <runner id>/<process nonce>" || !answer.GetFatal() {
+				t.Errorf("the answer is %v", answer)
+			}
+			r.closedIn(t, "edge")
+		})
+	}
+	sameBuckets(t, before, readStreams(t, b.privileged(t, "sec")))
+	if runners := plane.Admin.Runners(t); len(runners) > 0 {
+		t.Errorf("runners are known: %v", runners)
+	}
+}
+
+// closedIn shows that a jailed client has neither what a permission built from its id would give it, nor anything of a runner.
+func (r *runner) closedIn(t *testing.T, id string) {
+	t.Helper()
+	var subscribe, publish []string
+	for _, as := range []string{id, "x", r.ref.Runner} {
+		if strings.ContainsAny(as, " \n\x01") || as == "" {
+			continue // nats.go itself sends no such subject
+		}
+		p := "runbus.v1." + r.ref.Tenant + ".runner." + as + "."
+		subscribe = append(subscribe, p+"work.*", p+"control.*", p+"credit.*", p+"hello")
+		publish = append(publish, p+"heartbeat", p+"goodbye", p+"result.c.d.ctl")
+		if as != r.ref.Runner {
+			subscribe = append(subscribe, p+"inbox.>")
+			publish = append(publish, p+"hello")
+		}
+	}
+	for _, subject := range append(subscribe, "runbus.v1.*.runner.*.inbox.>", "runbus.v1.*.runner.>", ">") {
+		sub, err := r.SubscribeSync(subject)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.violation(t, "Subscription to", subject)
+		_ = sub.Unsubscribe()
+	}
+	for _, subject := range publish {
+		if err := r.Publish(subject, nil); err != nil {
+			t.Fatal(err)
+		}
+		r.violation(t, "Publish to", subject)
+	}
+}
+
+// A runner that was let in under a valid id and says another in its hello is answered in its inbox, and nothing is bound.
+func TestABadIDInTheHello(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	b := benchOf(plane)
+	_, token := plane.Admin.MintKey(t, "edge")
+	nonce := schemas.NewID()
+	r, err := b.dialRunner(t, token, "edge", nonce, schemas.ConnectName("edge", nonce))
+	if err != nil {
+		t.Fatal(err)
+	}
+	sec := b.privileged(t, "sec")
+	before := readStreams(t, sec)
+	bad := append(badIDs, struct{ name, id, text string }{"empty", "", "the runner id is empty"},
+		struct{ name, id, text string }{"another", "other", `the hello names the runner id "other" on the subject of "edge"`})
+	for _, c := range bad {
+		answer := r.hello(t, r.signedHello(t, c.id))
+		if e := answer.GetError(); !strings.Contains(e.GetMessage(), c.text) || e.GetCode() != string(schemas.CodeInvalid) || !answer.GetFatal() || answer.GetSession() != "" {
+			t.Errorf("%s: the answer is %v, want %q", c.name, answer, c.text)
+		}
+	}
+	sameBuckets(t, before, readStreams(t, sec))
+	if runners := plane.Admin.Runners(t); len(runners) > 0 {
+		t.Errorf("runners are known: %v", runners)
+	}
+	if answer := r.hello(t, r.signedHello(t, "edge")); answer.GetError() != nil {
+		t.Errorf("its true id is refused: %v", answer)
+	}
+}
+
+// sameBuckets is sameStreams but for the audit, where refusals are recorded.
+func sameBuckets(t *testing.T, before, after contents) {
+	t.Helper()
+	delete(before, "RUNBUS_AUDIT")
+	delete(after, "RUNBUS_AUDIT")
+	sameStreams(t, before, after)
+}
+
+func TestAnIDWithADotFetches(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	_, token := plane.Admin.MintKey(t, "dotted")
+	dir := t.TempDir()
+	file := filepath.Join(dir, "a.csv")
+	if err := os.WriteFile(file, []byte("n\n1\n2\n3\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r := plane.StartRunner(t, "a.b", map[string]string{"RUNNER_ENROLL_TOKEN": token, "RUNNER_FILE_ROOTS": dir})
+	fetch := plane.Admin.Fetch(t, map[string]any{"runnerId": "a.b", "source": map[string]any{"kind": "file", "settings": map[string]string{"path": file}}})
+	end := fetch.End()
+	if end.Type != "result" || end.Outcome != "completed" || end.Rows != 3 || end.RunnerPID != int64(r.PID) {
+		t.Errorf("the fetch ended with %+v", end)
+	}
+	if _, ok := readStreams(t, benchOf(plane).privileged(t, "sec"))["KV_runbus_heartbeats"]; !ok {
+		t.Error("no bucket of heartbeats")
+	}
+	r.Stop(t)
+}
+
+// Another key of the tenant takes neither a live runner's id nor one that is away, until the key that holds it is revoked.
+func TestABoundID(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	first, firstToken := plane.Admin.MintKey(t, "first")
+	_, secondToken := plane.Admin.MintKey(t, "second")
+	holder := plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": firstToken})
+	refused := func(when string) {
+		t.Helper()
+		r := stack.Start(t, "second "+when, plane.Bin.CoreRunner, plane.RunnerEnv("edge", secondToken), "serve")
+		if status := r.Exit(t); status != 11 {
+			t.Errorf("%s: exit status %d, want 11", when, status)
+		}
+		if !r.Stderr.Has(`the runner id "edge" is bound to another service-account key`) {
+			t.Errorf("%s: it says %q", when, r.Stderr)
+		}
+	}
+	refused("while the first is live")
+	if r := plane.Admin.Runners(t)["edge"]; !r.Health.Dispatchable {
+		t.Errorf("the first is %+v afterwards", r)
+	}
+	holder.Stop(t)
+	plane.Admin.AwaitRunner(t, "edge", false)
+	refused("while the first is away")
+
+	// The same under another tenant is another runner.
+	_, tokenB := newTenant(t, plane, "tenant-b").MintKey(t, "first")
+	other := benchOf(plane).runner(t, tokenB, "edge")
+	if other.ref.Tenant != "tenant-b" {
+		t.Errorf("it is %s", other.ref)
+	}
+
+	plane.Admin.Must(t, http.MethodDelete, fmt.Sprintf("/api/service-account-keys/%s", first), nil, nil)
+	plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": secondToken}).Stop(t)
+}

@@ -1,0 +1,380 @@
+package security
+
+import (
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/schemas"
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// natsCLI is the stock CLI, at the pinned version: RUNBUS_NATS_CLI, or the one that scripts/setup installed.
+func natsCLI(t testing.TB) string {
+	t.Helper()
+	path := os.Getenv("RUNBUS_NATS_CLI")
+	if path == "" {
+		path = filepath.Join("..", "..", "bin", "nats")
+	}
+	path, err := filepath.Abs(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := exec.CommandContext(t.Context(), path, "--version").CombinedOutput()
+	if err != nil {
+		t.Fatalf("the stock nats CLI can't be run: %v: run scripts/setup, or set RUNBUS_NATS_CLI", err)
+	}
+	if v := strings.TrimPrefix(strings.TrimSpace(string(out)), "v"); v != "0.5.0" {
+		t.Fatalf("the nats CLI has version %q, want 0.5.0", v)
+	}
+	return path
+}
+
+// installation is `runink up` in a home of its own, with the contexts that `runink nats context` wrote.
+type installation struct {
+	bench
+	cli     string
+	bin     stack.Binaries
+	env     map[string]string
+	up      *stack.Process
+	api     *stack.API
+	session string // of the runner `local`
+}
+
+func newInstallation(t *testing.T) *installation {
+	t.Helper()
+	bin, err := stack.Build(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	home := t.TempDir()
+	i := &installation{cli: natsCLI(t), bin: bin, env: map[string]string{"HOME": home, "XDG_CONFIG_HOME": filepath.Join(home, ".config"), "PATH": filepath.Dir(bin.Runink) + string(os.PathListSeparator) + os.Getenv("PATH")}}
+	i.up = stack.Start(t, "runink up", bin.Runink, i.env, "up", "--json", "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0", "--data-dir", filepath.Join(home, "data"))
+	t.Cleanup(func() { i.up.Stop(t) })
+	i.up.Stdout.Must(t, "}")
+	var e stack.Endpoints
+	if err := json.Unmarshal([]byte(i.up.Stdout.String()), &e); err != nil {
+		t.Fatalf("%v in %s", err, i.up.Stdout)
+	}
+	i.bench = bench{url: e.NATS, ca: e.CA, dataDir: e.DataDir}
+	i.api = &stack.API{URL: e.HTTP, Token: stack.ReadToken(t, e.AdminToken)}
+	i.api.AwaitRunner(t, "local", true)
+	context := stack.Start(t, "runink nats context", bin.Runink, i.env, "nats", "context")
+	if status := context.Exit(t); status != 0 {
+		t.Fatalf("runink nats context: %d %s", status, context.Stderr)
+	}
+	i.session = i.record(t, "local").Session
+	return i
+}
+
+// record is what the mirror of the heartbeats says of a runner.
+func (i *installation) record(t *testing.T, id string) (record struct{ Session string }) {
+	t.Helper()
+	out := i.must(t, "ops", "kv", "get", "runbus_heartbeats", "local."+id, "--raw")
+	if err := json.Unmarshal([]byte(out), &record); err != nil || record.Session == "" {
+		t.Fatalf("kv get: %v in %s", err, out)
+	}
+	return record
+}
+
+// nats starts the CLI with one of the contexts.
+func (i *installation) nats(t *testing.T, context string, args ...string) *stack.Process {
+	t.Helper()
+	return i.natsWithin(t, 20*time.Second, context, args...)
+}
+
+// natsWithin is nats with the time it waits for answers.
+func (i *installation) natsWithin(t *testing.T, wait time.Duration, context string, args ...string) *stack.Process {
+	t.Helper()
+	return stack.Start(t, "nats "+strings.Join(args, " "), i.cli, i.env, append([]string{"--context", "runbus-" + context, "--timeout", wait.String()}, args...)...)
+}
+
+// must runs the CLI to its end and returns what it shows.
+func (i *installation) must(t *testing.T, context string, args ...string) string {
+	t.Helper()
+	p := i.nats(t, context, args...)
+	if status := p.Exit(t); status != 0 {
+		t.Fatalf("%s: status %d: %s %s", p.Name, status, p.Stdout, p.Stderr)
+	}
+	return p.Stdout.String()
+}
+
+// What an operator sees of a whole dispatch with the stock CLI: each message in readable form, with its type; no row of the
+// result and no secret.
+func TestOpsSeeADispatchAndNoRow(t *testing.T) {
+	i := newInstallation(t)
+	const cell, secret = "cell-8f1e0c7a-of-the-result", "secret-51b7d2-of-the-source"
+	source := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Authorization") != "Bearer "+secret {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		_, _ = fmt.Fprintf(w, "{\"n\":1,\"text\":%q}\n{\"n\":2,\"text\":%q}\n", cell, cell)
+	}))
+	t.Cleanup(source.Close)
+
+	watch := i.nats(t, "ops", "sub", "runbus.v1.>", "--translate", "runink decode")
+	i.awaitSubscribed(t, watch)
+	_, token := i.api.MintKey(t, "edge")
+	env := map[string]string{
+		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(i.url, "tls://"), "RUNNER_ENROLL_CA": i.ca, "RUNNER_ENROLL_TOKEN": token, "RUNNER_ID": "edge",
+	}
+	edge := stack.Start(t, "edge", i.bin.CoreRunner, env, "serve")
+	i.api.AwaitRunner(t, "edge", true)
+	fetch := i.api.Fetch(t, map[string]any{
+		"runnerId": "edge", "secrets": map[string]string{"token": secret},
+		"source": map[string]any{"kind": "http", "settings": map[string]string{"url": source.URL, "format": "jsonl", "auth": "bearer"}},
+	})
+	end := fetch.End()
+	if end.Outcome != "completed" || end.Rows != 2 {
+		t.Fatalf("the fetch ended with %+v", end)
+	}
+	if row := fetch.Lines[slices.IndexFunc(fetch.Lines, func(l stack.Line) bool { return l.Type == "row" })]; !strings.Contains(string(row.Row), cell) {
+		t.Fatalf("the caller got %s", row.Row)
+	}
+	edge.Stop(t)
+
+	// The goodbye is the last message; after it all others have come.
+	watch.Stdout.Must(t, "RunnerGoodbye {")
+	shown := watch.Stdout.String()
+	id := fetch.Dispatch
+	for what, pattern := range map[string]string{
+		"hello":       `RunnerHello \{"runnerId":"edge"`,
+		"heartbeat":   `RunnerHeartbeat \{"session":"[0-9a-f]{32}"`,
+		"assignment":  `RunnerWorkAssignment \{"dispatchId":"` + id + `".*"request":\{"source":\{"kind":"http"`,
+		"credentials": `RunnerWorkCredentials \{"dispatchId":"` + id + `".*"sealed":\{"suite":"MLKEM768-X25519/HKDF-SHA256/AES-256-GCM"`,
+		"accepted":    `RunnerWorkAccepted \{"dispatchId":"` + id + `"`,
+		"progress":    `RunnerWorkProgress \{"dispatchId":"` + id + `".*"phase":"PHASE_`,
+		"credit":      `RunnerWorkCredit \{"dispatchId":"` + id + `"`,
+		"result":      `RunnerWorkResult \{"dispatchId":"` + id + `".*"response":\{"rows":"2"`,
+		"goodbye":     `RunnerGoodbye \{"session":"[0-9a-f]{32}"`,
+		"subject":     `Received on "runbus\.v1\.local\.runner\.edge\.work\.[0-9a-f]{32}"`,
+		"type header": `Runbus-Type: RunnerWorkResult`,
+	} {
+		if !regexp.MustCompile(pattern).MatchString(shown) {
+			t.Errorf("no %s (%s) is shown", what, pattern)
+		}
+	}
+	for what, absent := range map[string]string{
+		"a cell": cell, "the secret": secret, "the runner's token": token, "the admin's token": i.api.Token, "a chunk": "RunnerWorkChunk", "a subject of chunks": ".data\"",
+		"an undecoded body": "that are no message of this version",
+	} {
+		if strings.Contains(shown, absent) {
+			t.Errorf("%s is shown", what)
+		}
+	}
+	if t.Failed() {
+		t.Logf("shown:\n%s", shown)
+	}
+	watch.Signal(t, syscall.SIGINT)
+	watch.Exit(t)
+}
+
+// awaitSubscribed returns when a running `nats sub` shows messages. The CLI doesn't tell when the server has its
+// subscription, so a marker is repeated until it is shown.
+func (i *installation) awaitSubscribed(t *testing.T, watch *stack.Process) {
+	t.Helper()
+	micro := i.privileged(t, "micro")
+	subject := schemas.ControlSubject(schemas.RunnerRef{Tenant: "local", Runner: "nobody"}, "marker")
+	shown := make(chan error, 1)
+	go func() {
+		_, _, err := watch.Stdout.Await("is there anybody", 0)
+		shown <- err
+	}()
+	for tick := time.NewTicker(50 * time.Millisecond); ; {
+		if err := micro.Publish(subject, []byte("is there anybody")); err != nil {
+			t.Fatal(err)
+		}
+		select {
+		case err := <-shown:
+			tick.Stop()
+			if err != nil {
+				t.Fatalf("%s shows nothing: %v: %s", watch.Name, err, watch.Stderr)
+			}
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+// The services, the heartbeats and the audit, with the stock CLI.
+func TestOpsLookAround(t *testing.T) {
+	i := newInstallation(t)
+	for _, c := range []struct {
+		context string
+		args    []string
+		want    []string
+	}{
+		{"ops", []string{"micro", "ls"}, []string{"runbus", "Control plane of Runbus"}},
+		{"ops", []string{"micro", "info", "runbus"}, []string{"runbus.ops.status", "Control plane of Runbus"}},
+		{"ops", []string{"micro", "stats", "runbus"}, []string{"runbus"}},
+		{"ops", []string{"kv", "ls"}, []string{"runbus_heartbeats"}},
+		{"ops", []string{"kv", "ls", "runbus_heartbeats"}, []string{"local.local"}},
+		{"ops", []string{"kv", "get", "runbus_heartbeats", "local.local", "--raw"}, []string{`"runner":"local"`, i.session}},
+		{"ops", []string{"stream", "ls", "--all"}, []string{"RUNBUS_AUDIT", "KV_runbus_heartbeats"}},
+		{"ops", []string{"stream", "info", "RUNBUS_AUDIT"}, []string{"mirror"}},
+		{"ops", []string{"stream", "get", "RUNBUS_AUDIT", "1"}, []string{`"events":[`, `"writer":`}},
+		{"ops", []string{"account", "info"}, []string{"OPS"}},
+		{"sys", []string{"server", "list"}, []string{"runbus-"}},
+		{"sys", []string{"server", "ping", "1"}, []string{"runbus-"}},
+		{"sys", []string{"server", "report", "connections"}, []string{"runbus-"}},
+		{"sys", []string{"server", "report", "accounts"}, []string{"RUN"}},
+		{"sys", []string{"server", "report", "jetstream"}, []string{"runbus-"}},
+		{"sys", []string{"server", "report", "health"}, []string{"runbus-"}},
+	} {
+		t.Run(c.context+" "+strings.Join(c.args, " "), func(t *testing.T) {
+			out := i.must(t, c.context, c.args...)
+			for _, want := range c.want {
+				if !strings.Contains(strings.ToLower(out), strings.ToLower(want)) {
+					t.Errorf("%q is not in %s", want, out)
+				}
+			}
+			for _, absent := range []string{"runbus_identities", "runbus_known"} {
+				if c.context == "ops" && strings.Contains(out, absent) {
+					t.Errorf("%q is in %s", absent, out)
+				}
+			}
+		})
+	}
+	t.Run("ops kv watch", func(t *testing.T) {
+		watch := i.nats(t, "ops", "kv", "watch", "runbus_heartbeats")
+		watch.Stdout.Must(t, "local.local")
+		// Live, not only what was there: a runner that comes now is shown.
+		_, token := i.api.MintKey(t, "newcomer")
+		r := i.runner(t, token, "newcomer")
+		watch.Stdout.Must(t, "local.newcomer: ")
+		watch.Stdout.Must(t, r.session)
+		watch.Signal(t, syscall.SIGINT)
+		watch.Exit(t)
+	})
+}
+
+// Whatever an operator tries to change with the stock CLI: the violation is seen, and nothing changes.
+func TestOpsChangeNothing(t *testing.T) {
+	i := newInstallation(t)
+	sec, ops := i.privileged(t, "sec"), i.privileged(t, "ops")
+	serverID := ops.ConnectedServerId()
+	_, token := i.api.MintKey(t, "victim")
+	victim := i.runner(t, token, "victim")
+	got := make(chan *nats.Msg, 1024)
+	for _, rest := range []string{"work.*", "control.*", "credit.*", "inbox.>"} {
+		if _, err := victim.ChanSubscribe(own(victim.ref, rest), got); err != nil {
+			t.Fatal(err)
+		}
+	}
+	victim.quiet(t, "the victim subscribes")
+	// Whom kick is tried on.
+	cid, err := victim.GetClientID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	opsNames := readNames(t, ops)
+	before := readStreams(t, sec)
+	for _, c := range []struct {
+		context string
+		subject string // of the violation
+		args    []string
+	}{
+		{"ops", schemas.WorkSubject(victim.ref, victim.session), []string{"pub", schemas.WorkSubject(victim.ref, victim.session), "evil"}},
+		{"ops", schemas.ControlSubject(victim.ref, victim.session), []string{"pub", schemas.ControlSubject(victim.ref, victim.session), "evil"}},
+		{"ops", schemas.HelloSubject(victim.ref), []string{"request", schemas.HelloSubject(victim.ref), "evil"}},
+		{"ops", schemas.ResultCtlSubject(victim.ref, "c", "d"), []string{"pub", schemas.ResultCtlSubject(victim.ref, "c", "d"), "evil"}},
+		{"ops", "runbus.sec.$KV.runbus_heartbeats.local.victim", []string{"kv", "put", "runbus_heartbeats", "local.victim", "evil"}},
+		{"ops", "runbus.sec.$KV.runbus_heartbeats.local.victim", []string{"kv", "del", "runbus_heartbeats", "local.victim", "-f"}},
+		{"ops", "$KV.runbus_identities.x", []string{"pub", "$KV.runbus_identities.x", "evil"}},
+		{"ops", "$JS.API.STREAM.CREATE.KV_evil", []string{"kv", "add", "evil"}},
+		{"ops", "$JS.API.STREAM.PURGE.RUNBUS_AUDIT", []string{"stream", "purge", "RUNBUS_AUDIT", "-f"}},
+		{"ops", "$JS.API.STREAM.DELETE.RUNBUS_AUDIT", []string{"stream", "rm", "RUNBUS_AUDIT", "-f"}},
+		{"ops", "$JS.API.STREAM.MSG.DELETE.RUNBUS_AUDIT", []string{"stream", "rmm", "RUNBUS_AUDIT", "1", "-f"}},
+		{"ops", "$JS.API.STREAM.CREATE.EVIL", []string{"stream", "add", "EVIL", "--subjects", "evil.>", "--defaults"}},
+		{"ops", "$JS.API.STREAM.UPDATE.RUNBUS_AUDIT", []string{"request", "$JS.API.STREAM.UPDATE.RUNBUS_AUDIT", "{}"}},
+		{"ops", "$JS.API.CONSUMER.RESET.RUNBUS_AUDIT.ops", []string{"request", "$JS.API.CONSUMER.RESET.RUNBUS_AUDIT.ops", `{"seq":1}`}},
+		{"ops", "runbus.sec.CONSUMER.RESET.RUNBUS_AUDIT.ops", []string{"request", "runbus.sec.CONSUMER.RESET.RUNBUS_AUDIT.ops", `{"seq":1}`}},
+		{"ops", "runbus.sec.STREAM.DELETE.RUNBUS_AUDIT", []string{"request", "runbus.sec.STREAM.DELETE.RUNBUS_AUDIT", ""}},
+		{"ops", "runbus.audit", []string{"pub", "runbus.audit", "evil"}},
+		{"ops", "runbus.mirror.RUNBUS_AUDIT", []string{"pub", "runbus.mirror.RUNBUS_AUDIT", "evil"}},
+		{"ops", "$SYS.REQ.SERVER.PING.VARZ", []string{"request", "$SYS.REQ.SERVER.PING.VARZ", ""}},
+		{"sys", "$SYS.REQ.SERVER." + serverID + ".KICK", []string{"server", "request", "kick", fmt.Sprint(cid), serverID}},
+		{"sys", "$SYS.REQ.SERVER." + serverID + ".RELOAD", []string{"server", "config", "reload", serverID, "-f"}},
+		{"sys", "$SYS.REQ.SERVER." + serverID + ".LDM", []string{"request", "$SYS.REQ.SERVER." + serverID + ".LDM", fmt.Sprintf(`{"cid":%d}`, cid)}},
+		{"sys", "$SYS.REQ.SERVER." + serverID + ".PROFILEZ", []string{"request", "$SYS.REQ.SERVER." + serverID + ".PROFILEZ", `{"name":"heap"}`}},
+		{"sys", "$SYS.REQ.CLAIMS.UPDATE", []string{"request", "$SYS.REQ.CLAIMS.UPDATE", "evil"}},
+	} {
+		t.Run(c.context+" "+strings.Join(c.args, " "), func(t *testing.T) {
+			p := i.natsWithin(t, time.Second, c.context, c.args...) // no answer comes
+			status := p.Exit(t)
+			shown := p.Stdout.String() + p.Stderr.String()
+			if !strings.Contains(shown, "Permissions Violation for Publish to "+strconv.Quote(c.subject)) {
+				t.Errorf("it ended with %d and shows %s", status, shown)
+			}
+			// The server's own word.
+			i.up.Stderr.Must(t, fmt.Sprintf(`Publish Violation - Subject \"%s\"`, c.subject))
+		})
+	}
+	i.deliversNothing(t, victim, got)
+	after := readStreams(t, sec)
+	sameStreams(t, before, after)
+	if names := readNames(t, ops); !slices.Equal(names, opsNames) {
+		t.Errorf("the streams in OPS are %q, were %q", names, opsNames)
+	}
+	victim.quiet(t, "the victim is connected")
+}
+
+// deliversNothing makes consumers in OPS that deliver to where runners listen and where SEC writes: they reach OPS alone.
+func (i *installation) deliversNothing(t *testing.T, victim *runner, got chan *nats.Msg) {
+	t.Helper()
+	ops := i.privileged(t, "ops")
+	seen := make(chan *nats.Msg, 1<<16)
+	if _, err := ops.ChanSubscribe("runbus.v1.>", seen); err != nil {
+		t.Fatal(err)
+	}
+	ops.quiet(t, "ops subscribes")
+	targets := []string{
+		schemas.WorkSubject(victim.ref, victim.session), schemas.ControlSubject(victim.ref, victim.session), schemas.InboxPrefix(victim.ref) + ".x",
+		"$KV.runbus_heartbeats.local.victim", "$KV.runbus_identities.x", "runbus.audit",
+	}
+	for n, target := range targets {
+		for _, stream := range []string{"RUNBUS_AUDIT", "KV_runbus_heartbeats"} {
+			out := i.must(t, "ops", "consumer", "add", stream, fmt.Sprintf("evil%d", n), "--target", target, "--ephemeral",
+				"--deliver", "all", "--ack", "none", "--replay", "instant", "--defaults")
+			t.Log(out)
+		}
+	}
+	// The consumers do deliver: in OPS the first target gets audit events.
+	for timeout := time.After(stack.Patience); ; {
+		select {
+		case m := <-seen:
+			if m.Subject != targets[0] {
+				continue
+			}
+		case <-timeout:
+			t.Fatal("no consumer delivered anything: the test shows nothing")
+		}
+		break
+	}
+	serve := i.privileged(t, "serve")
+	if err := serve.Publish(targets[0], []byte("marker")); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case m := <-got:
+		if string(m.Data) != "marker" {
+			t.Errorf("the runner got a message on %q before the marker: %.200q", m.Subject, m.Data)
+		}
+	case <-time.After(stack.Patience):
+		t.Error("the marker did not reach the runner")
+	}
+}
