@@ -135,7 +135,7 @@ func TestReadinessDuringTheStart(t *testing.T) {
 	c := start(t, testConfig(t, private(t)))
 	defer c.Stop()
 	var asking sync.WaitGroup
-	asking.Go(func() { ask <- readiness(t, c.Endpoints().HTTP) })
+	asking.Go(func() { ask <- readiness(t, c) })
 	if _, err := c.conn("auth"); err != nil { // what a step of the start does
 		t.Error(err)
 	}
@@ -145,23 +145,64 @@ func TestReadinessDuringTheStart(t *testing.T) {
 	}
 }
 
-func readiness(t *testing.T, base string) string {
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, base+"/readyz", nil)
+// A person's session can be renewed before it ends: the old token is worth nothing from then on.
+func TestRenewASession(t *testing.T) {
+	c := start(t, testConfig(t, private(t)))
+	defer c.Stop()
+	body, err := os.ReadFile(c.Endpoints().AdminToken)
+	if err != nil {
+		t.Fatal(err)
+	}
+	admin := strings.TrimSpace(string(body))
+	var made, renewed struct{ Token string }
+	if status := call(t, c, http.MethodPost, "/api/people", admin, `{"name":"ada","role":"READER"}`, &made); status != http.StatusCreated {
+		t.Fatalf("create: %d", status)
+	}
+	if status := call(t, c, http.MethodPost, "/api/people/ada/session", made.Token, "", nil); status != http.StatusForbidden {
+		t.Errorf("a READER renews a session: %d", status)
+	}
+	if status := call(t, c, http.MethodPost, "/api/people/nobody/session", admin, "", nil); status != http.StatusNotFound {
+		t.Errorf("renew nobody's session: %d", status)
+	}
+	if status := call(t, c, http.MethodPost, "/api/people/ada/session", admin, "", &renewed); status != http.StatusCreated {
+		t.Fatalf("renew: %d", status)
+	}
+	for token, want := range map[string]int{made.Token: http.StatusUnauthorized, renewed.Token: http.StatusOK} {
+		if status := call(t, c, http.MethodGet, "/api/session", token, "", nil); status != want {
+			t.Errorf("status %d, want %d", status, want)
+		}
+	}
+}
+
+func readiness(t *testing.T, c *ControlPlane) string {
+	var body struct{ Status string }
+	call(t, c, http.MethodGet, "/readyz", "", "", &body)
+	return body.Status
+}
+
+// call makes one call of the API. It may run beside the test.
+func call(t *testing.T, c *ControlPlane, method, path, token, body string, out any) (status int) {
+	req, err := http.NewRequestWithContext(t.Context(), method, c.Endpoints().HTTP+path, strings.NewReader(body))
 	if err != nil {
 		t.Error(err)
-		return ""
+		return 0
+	}
+	req.Header.Set("Authorization", "Bearer "+token)
+	if body != "" {
+		req.Header.Set("Content-Type", "application/json")
 	}
 	transport := &http.Transport{}
 	defer transport.CloseIdleConnections()
 	resp, err := (&http.Client{Transport: transport}).Do(req)
 	if err != nil {
 		t.Error(err)
-		return ""
+		return 0
 	}
 	defer resp.Body.Close()
-	var body struct{ Status string }
-	if err := json.NewDecoder(resp.Body).Decode(&body); err != nil {
-		t.Error(err)
+	if out != nil {
+		if err := json.NewDecoder(resp.Body).Decode(out); err != nil {
+			t.Error(err)
+		}
 	}
-	return body.Status
+	return resp.StatusCode
 }

@@ -181,6 +181,22 @@ type personName struct {
 	Name string `path:"name" maxLength:"63"`
 }
 
+// NewToken is a person's new session.
+type NewToken struct {
+	Name  string `json:"name"`
+	Token string `json:"token" doc:"Session token. It is shown this once and not stored; all earlier ones have ended"`
+}
+
+type newTokenOutput struct{ Body NewToken }
+
+func (s *server) renewSession(ctx context.Context, in *personName) (*newTokenOutput, error) {
+	token, err := s.Auth.NewSession(ctx, principal(ctx), in.Name)
+	if err != nil {
+		return nil, problemOf(err)
+	}
+	return &newTokenOutput{NewToken{Name: in.Name, Token: token}}, nil
+}
+
 func (s *server) removePerson(ctx context.Context, in *personName) (*struct{}, error) {
 	if err := s.Auth.RemovePerson(ctx, principal(ctx), in.Name); err != nil {
 		return nil, problemOf(err)

@@ -55,7 +55,7 @@ func New(d Deps) http.Handler {
 	s := &server{d}
 	mux := http.NewServeMux()
 	config := huma.DefaultConfig("Runbus", d.Version)
-	config.Info.Description = "Dispatch data fetches to runners inside private networks. Every call but the health checks needs `Authorization: Bearer rst1.…`."
+	config.Info.Description = "Dispatch data fetches to runners inside private networks. Every call below /api needs `Authorization: Bearer rst1.…`."
 	config.DocsPath, config.SchemasPath = "", ""
 	config.OpenAPIPath = "/openapi"
 	config.CreateHooks = nil // no $schema links in bodies
@@ -69,8 +69,40 @@ func New(d Deps) http.Handler {
 	mux.HandleFunc("GET /livez", s.livez)
 	mux.HandleFunc("GET /readyz", s.readyz)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(d.Metrics, promhttp.HandlerOpts{}))
-	return hardened(mux)
+	return hardened(problems(mux))
 }
+
+// problems answers what no route takes, 404 and 405, as every other error of the API.
+func problems(mux *http.ServeMux) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler, pattern := mux.Handler(r)
+		if pattern != "" {
+			mux.ServeHTTP(w, r) // it sets the path's values, which handler alone would not
+			return
+		}
+		none := &statusOnly{header: w.Header()}
+		handler.ServeHTTP(none, r)
+		if none.status < http.StatusBadRequest { // a redirect to the clean path
+			w.WriteHeader(none.status)
+			return
+		}
+		detail := "there is nothing at this path"
+		if none.status == http.StatusMethodNotAllowed {
+			detail = r.Method + " is not a method of this path: " + w.Header().Get("Allow")
+		}
+		_ = writeProblem(w, newProblem(none.status, codeOfStatus(none.status), detail, "GET /openapi.json tells what there is"))
+	})
+}
+
+// statusOnly takes the header and the status of an answer, and drops its body.
+type statusOnly struct {
+	header http.Header
+	status int
+}
+
+func (s *statusOnly) Header() http.Header         { return s.header }
+func (s *statusOnly) Write(b []byte) (int, error) { return len(b), nil }
+func (s *statusOnly) WriteHeader(status int)      { s.status = status }
 
 // operations registers every operation with its errors and its place in the OpenAPI document.
 func (s *server) operations(api huma.API) {
@@ -87,6 +119,7 @@ func (s *server) operations(api huma.API) {
 	register(api, http.MethodGet, "/api/people", "listPeople", "People of the tenant", "people", s.listPeople)
 	register(api, http.MethodPost, "/api/people", "createPerson", "Create a person; the session token is shown once", "people", s.createPerson, created)
 	register(api, http.MethodDelete, "/api/people/{name}", "removePerson", "Remove a person; their sessions end", "people", s.removePerson)
+	register(api, http.MethodPost, "/api/people/{name}/session", "renewSession", "End a person's sessions and issue a new token, shown once", "people", s.renewSession, created)
 	register(api, http.MethodGet, "/api/session", "getSession", "Whose session this is", "people", s.getSession)
 	register(api, http.MethodGet, "/api/audit", "listAudit", "Audit events of the tenant (ORG_ADMIN)", "audit", s.listAudit)
 }
@@ -94,8 +127,8 @@ func (s *server) operations(api huma.API) {
 func register[I, O any](api huma.API, method, path, id, summary, tag string, handler func(context.Context, *I) (*O, error), more ...func(*huma.Operation)) {
 	op := huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
-		Security: []map[string][]string{{"session": {}}},
-		Errors:   []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusServiceUnavailable},
+		Security: []map[string][]string{{"session": {}}}, MaxBodyBytes: maxRequest,
+		Errors: []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusServiceUnavailable},
 	}
 	for _, change := range more {
 		change(&op)
@@ -103,10 +136,17 @@ func register[I, O any](api huma.API, method, path, id, summary, tag string, han
 	huma.Register(api, op, handler)
 }
 
+// Bodies at most. A fetch, decoded, must fit into one message of the bus (1 MiB) with its envelope.
+const (
+	maxRequest      = 64 << 10
+	maxFetchRequest = 768 << 10
+)
+
 func created(op *huma.Operation) { op.DefaultStatus = http.StatusCreated }
 
 // streamDocs describes the answer of a fetch, which huma can't see: it is written by hand, line by line.
 func streamDocs(op *huma.Operation) {
+	op.MaxBodyBytes = maxFetchRequest
 	op.Errors = append(op.Errors, http.StatusNotAcceptable, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusGatewayTimeout)
 	text := func(description string) *huma.MediaType {
 		return &huma.MediaType{Schema: &huma.Schema{Type: "string", Description: description}}
