@@ -2,7 +2,7 @@
 TOOL := go tool -modfile=tools/go.mod
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo test check generate format bench ci
+.PHONY: help build demo test check generate baseline format bench ci
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ check: ## Generated code, formatting, vet, lint
 
 generate: ## Generate Go from the .proto files
 	$(TOOL) buf generate
+
+baseline: ## Take the present .proto files as what later ones must not break
+	$(TOOL) buf build --exclude-source-info -o schemas/baseline.binpb
 
 format: ## Format Go and protobuf
 	$(TOOL) buf format -w
