@@ -24,13 +24,6 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// The media types in which a fetch answers.
-const (
-	mediaNDJSON = "application/x-ndjson"
-	mediaArrow  = "application/vnd.apache.arrow.stream"
-	mediaCSV    = "text/csv"
-)
-
 // FetchBody is what a caller asks for.
 type FetchBody struct {
 	RunnerID     string            `json:"runnerId,omitempty" doc:"Id or name of the runner (SPEC D3: there is no default)" example:"edge-1"`
@@ -134,26 +127,6 @@ type answer interface {
 	finish(dispatch.Outcome) error
 }
 
-// negotiate picks the first media type of Accept that a fetch can answer in.
-func negotiate(accept string) (string, error) {
-	if accept == "" {
-		return mediaNDJSON, nil
-	}
-	for part := range strings.SplitSeq(accept, ",") {
-		media, _, _ := strings.Cut(strings.TrimSpace(part), ";")
-		switch strings.ToLower(strings.TrimSpace(media)) {
-		case mediaNDJSON, "*/*", "application/*", "application/json":
-			return mediaNDJSON, nil
-		case mediaArrow:
-			return mediaArrow, nil
-		case mediaCSV, "text/*":
-			return mediaCSV, nil
-		}
-	}
-	return "", newProblem(http.StatusNotAcceptable, schemas.CodeInvalid, "Accept names no media type that a fetch can answer in",
-		"use application/x-ndjson, application/vnd.apache.arrow.stream or text/csv")
-}
-
 // decoding turns the chunks of a result into rows on a goroutine of its own, with a pipe in between.
 type decoding struct {
 	pipe *io.PipeWriter
@@ -171,15 +144,32 @@ func startDecoding(w rowWriter) *decoding {
 	return d
 }
 
-// end waits for the last row. A stream that was cut short ends with its error.
+// errCut ends the stream of a fetch that did not complete.
+var errCut = errors.New("the fetch did not complete")
+
+// end waits for the last row. It returns what was wrong with the stream itself: that the fetch cut it short is not.
 func (d *decoding) end(cut bool) error {
 	if cut {
-		_ = d.pipe.CloseWithError(io.ErrUnexpectedEOF)
-		<-d.done
+		_ = d.pipe.CloseWithError(errCut)
+	} else {
+		_ = d.pipe.Close()
+	}
+	err := <-d.done
+	if cut && errors.Is(err, errCut) {
 		return nil
 	}
-	_ = d.pipe.Close()
-	return <-d.done
+	return err
+}
+
+// conclude ends the decoding, if there is one. A result that can't be decoded is a failure, whatever the fetch ended with: it
+// was cancelled because nobody could take the rest of it.
+func (d *decoding) conclude(o *dispatch.Outcome) {
+	if d == nil {
+		return
+	}
+	if err := d.end(o.Err != nil); err != nil {
+		o.Code, o.Err = dispatch.OutcomeFailed, schemas.Wrap(schemas.CodeFailed, err, err.Error())
+	}
 }
 
 // ndjsonAnswer writes one JSON object a line.
@@ -268,11 +258,7 @@ func (n *ndjsonAnswer) finish(o dispatch.Outcome) error {
 	if !n.opened {
 		return writeProblem(n.w, problemOfOutcome(o))
 	}
-	if n.rows != nil {
-		if err := n.rows.end(o.Err != nil); err != nil {
-			o.Code, o.Err = dispatch.OutcomeFailed, schemas.Wrap(schemas.CodeFailed, err, err.Error())
-		}
-	}
+	n.rows.conclude(&o)
 	for _, notice := range o.Notices {
 		if err := n.lines.write(noticeLine{"notice", noticeName(notice.GetCode()), notice.GetMessage()}); err != nil {
 			return err
@@ -314,16 +300,7 @@ func (r *rowAnswer) Progress(*runbusv1.RunFetchUpdate) error { return nil }
 
 // Chunk opens the answer with the first.
 func (r *rowAnswer) Chunk(b []byte) error {
-	if !r.opened {
-		r.opened = true
-		h := r.w.Header()
-		h.Set("Content-Type", r.media)
-		h.Set("Trailer", "Runbus-Outcome, Runbus-Error, Runbus-Notices")
-		r.w.WriteHeader(http.StatusOK)
-		if r.format != nil {
-			r.rows = startDecoding(r.format(r.w))
-		}
-	}
+	r.open()
 	if r.rows != nil {
 		_, err := r.rows.pipe.Write(b)
 		return err
@@ -334,15 +311,26 @@ func (r *rowAnswer) Chunk(b []byte) error {
 	return r.control.Flush()
 }
 
+func (r *rowAnswer) open() {
+	if r.opened {
+		return
+	}
+	r.opened = true
+	h := r.w.Header()
+	h.Set("Content-Type", r.media)
+	h.Set("Trailer", "Runbus-Outcome, Runbus-Error, Runbus-Notices")
+	r.w.WriteHeader(http.StatusOK)
+	if r.format != nil {
+		r.rows = startDecoding(r.format(r.w))
+	}
+}
+
 func (r *rowAnswer) finish(o dispatch.Outcome) error {
 	if !r.opened && o.Err != nil {
 		return writeProblem(r.w, problemOfOutcome(o))
 	}
-	if r.rows != nil {
-		if err := r.rows.end(o.Err != nil); err != nil {
-			o.Code, o.Err = dispatch.OutcomeFailed, schemas.Wrap(schemas.CodeFailed, err, err.Error())
-		}
-	}
+	r.open()
+	r.rows.conclude(&o)
 	h := r.w.Header()
 	h.Set("Runbus-Outcome", o.Code)
 	if len(o.Notices) > 0 {

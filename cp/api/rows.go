@@ -2,15 +2,16 @@ package api
 
 import (
 	"bufio"
-	"encoding/csv"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"strconv"
+	"strings"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/array"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 )
 
 // rowWriter takes the record batches of one result.
@@ -19,15 +20,50 @@ type rowWriter interface {
 	batch(arrow.RecordBatch) error
 }
 
-// decodeRows reads an Arrow IPC stream to its end and hands its batches to w. It holds one batch at a time. The result of a
-// foreign process is foreign bytes: a panic of the decoder is an error.
+// Bounds of one message of a result, encoded and decoded: the result of a foreign process is foreign bytes, and a length in it
+// is no reason to allocate.
+const (
+	maxMetadata = 16 << 20
+	maxBody     = 128 << 20
+	maxBuffer   = 256 << 20
+)
+
+// bounded is an allocator that refuses what is larger than a batch of a runner can be. The refusal is a panic: decodeRows
+// makes an error of it.
+type bounded struct{ memory.Allocator }
+
+func (b bounded) Allocate(size int) []byte {
+	checkSize(size)
+	return b.Allocator.Allocate(size)
+}
+
+func (b bounded) Reallocate(size int, old []byte) []byte {
+	checkSize(size)
+	return b.Allocator.Reallocate(size, old)
+}
+
+func checkSize(size int) {
+	if size < 0 || size > maxBuffer {
+		panic(fmt.Sprintf("a buffer of %d bytes", size))
+	}
+}
+
+// decodeRows reads an Arrow IPC stream to its end and hands its batches to w. It holds one batch at a time. A panic of the
+// decoder is an error.
 func decodeRows(r io.Reader, w rowWriter) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			err = fmt.Errorf("the result is not a valid Arrow stream: %v", p)
+			cause, ok := p.(error)
+			if !ok {
+				cause = fmt.Errorf("%v", p)
+			}
+			err = fmt.Errorf("the result is not a valid Arrow stream: %w", cause)
 		}
 	}()
-	reader, err := ipc.NewReader(r)
+	// ipc.NewReader would ignore the bounds of messages.
+	allocator := ipc.WithAllocator(bounded{memory.DefaultAllocator})
+	messages := ipc.NewMessageReader(r, ipc.WithMetadataSizeLimit(maxMetadata), ipc.WithBodySizeLimit(maxBody), allocator)
+	reader, err := ipc.NewReaderFromMessageReader(messages, allocator)
 	if err != nil {
 		return fmt.Errorf("the result is not a valid Arrow stream: %w", err)
 	}
@@ -43,21 +79,27 @@ func decodeRows(r io.Reader, w rowWriter) (err error) {
 	if err := reader.Err(); err != nil && err != io.EOF { //nolint:errorlint // the reader returns io.EOF itself
 		return fmt.Errorf("the result is not a valid Arrow stream: %w", err)
 	}
+	switch n, err := r.Read(make([]byte, 1)); {
+	case n > 0:
+		return errors.New("the result is not a valid Arrow stream: it goes on after its end")
+	case err != nil && err != io.EOF: //nolint:errorlint // a reader returns io.EOF itself
+		return err
+	}
 	return nil
 }
 
 // columnNames are the names as keys of a JSON object: the second `x` becomes `x_2`, so that no column is lost.
 func columnNames(s *arrow.Schema) []string {
-	names, used := make([]string, s.NumFields()), map[string]bool{}
+	names := make([]string, s.NumFields())
+	given := make(map[string]bool, len(names))
 	for i, f := range s.Fields() {
-		used[f.Name] = true
-		names[i] = f.Name
+		names[i], given[f.Name] = f.Name, true
 	}
-	taken := map[string]bool{}
+	taken, last := make(map[string]bool, len(names)), map[string]int{}
 	for i, name := range names {
-		for n := 2; taken[name]; n++ {
-			if next := names[i] + "_" + strconv.Itoa(n); !used[next] && !taken[next] {
-				name = next
+		for n := max(last[names[i]], 2); taken[name]; n++ {
+			if next := names[i] + "_" + strconv.Itoa(n); !given[next] && !taken[next] {
+				name, last[names[i]] = next, n
 			}
 		}
 		taken[name] = true
@@ -68,27 +110,28 @@ func columnNames(s *arrow.Schema) []string {
 
 // ndjsonRows writes a line of type `schema` and a line of type `row` per row.
 type ndjsonRows struct {
-	lines *lineWriter
-	keys  [][]byte // `"name":`
+	lines  *lineWriter
+	fields []arrow.Field
+	keys   [][]byte // `"name":`
 }
 
 // Column tells one column of a result.
 type Column struct {
 	Name     string `json:"name"`
-	Type     string `json:"type" doc:"Arrow type"`
+	Type     string `json:"type" doc:"Arrow type, or the name of the extension type"`
 	Nullable bool   `json:"nullable"`
 }
 
 func (n *ndjsonRows) schema(s *arrow.Schema) error {
 	columns := make([]Column, s.NumFields())
-	n.keys = make([][]byte, s.NumFields())
+	n.keys, n.fields = make([][]byte, s.NumFields()), s.Fields()
 	for i, name := range columnNames(s) {
 		key, err := json.Marshal(name)
 		if err != nil {
 			return err
 		}
 		n.keys[i] = append(key, ':')
-		columns[i] = Column{Name: name, Type: s.Field(i).Type.String(), Nullable: s.Field(i).Nullable}
+		columns[i] = Column{Name: name, Type: typeName(n.fields[i]), Nullable: n.fields[i].Nullable}
 	}
 	return n.lines.write(struct {
 		Type    string   `json:"type"`
@@ -106,7 +149,7 @@ func (n *ndjsonRows) batch(b arrow.RecordBatch) error {
 			}
 			line = append(line, n.keys[col]...)
 			var err error
-			if line, err = appendValue(line, b.Column(col), row); err != nil {
+			if line, err = appendValue(line, n.fields[col], b.Column(col), row); err != nil {
 				return fmt.Errorf("column %s: %w", b.ColumnName(col), err)
 			}
 		}
@@ -118,77 +161,65 @@ func (n *ndjsonRows) batch(b arrow.RecordBatch) error {
 	return n.lines.flush()
 }
 
-// appendValue writes one value as JSON: integers and finite floats as numbers, decimals, timestamps, NaN and infinities as
-// text, bytes as base64.
-func appendValue(line []byte, a arrow.Array, row int) ([]byte, error) {
-	if a.IsNull(row) {
-		return append(line, "null"...), nil
-	}
-	switch a := a.(type) {
-	case *array.Int64:
-		return strconv.AppendInt(line, a.Value(row), 10), nil
-	case *array.Int32:
-		return strconv.AppendInt(line, int64(a.Value(row)), 10), nil
-	case *array.Boolean:
-		return strconv.AppendBool(line, a.Value(row)), nil
-	case *array.Decimal128, *array.Decimal256:
-		return strconv.AppendQuote(line, valueText(a, row)), nil // digits, sign and point only
-	}
-	v, err := json.Marshal(a.GetOneForMarshal(row))
-	return append(line, v...), err
-}
-
-// valueText is a value that is not NULL as text, exactly: arrow's own text of a decimal goes through a float.
-func valueText(a arrow.Array, row int) string {
-	switch a := a.(type) {
-	case *array.Decimal128:
-		return a.Value(row).ToString(a.DataType().(*arrow.Decimal128Type).Scale)
-	case *array.Decimal256:
-		return a.Value(row).ToString(a.DataType().(*arrow.Decimal256Type).Scale)
-	}
-	return a.ValueStr(row)
-}
-
-// csvRows writes a header and a record per row; NULL is an empty field.
+// csvRows writes a header and a record per row, as RFC 4180 has it. NULL is an empty field, empty text is `""`; a NULL that is the
+// whole record is `""` too, because most readers skip an empty line.
 type csvRows struct {
-	w      *csv.Writer
+	w      *bufio.Writer
 	flush  func() error
-	record []string
+	fields []arrow.Field
 }
 
 func newCSVRows(w io.Writer, flush func() error) *csvRows {
-	return &csvRows{w: csv.NewWriter(bufio.NewWriter(w)), flush: flush}
+	return &csvRows{w: bufio.NewWriterSize(w, 64<<10), flush: flush}
 }
 
 func (c *csvRows) schema(s *arrow.Schema) error {
-	c.record = make([]string, s.NumFields())
-	for i, f := range s.Fields() {
-		c.record[i] = f.Name
+	c.fields = s.Fields()
+	for i, f := range c.fields {
+		c.field(i, f.Name, false)
 	}
-	return c.end(c.w.Write(c.record))
+	return c.end()
 }
 
 func (c *csvRows) batch(b arrow.RecordBatch) error {
 	for row := range int(b.NumRows()) {
-		for col := range int(b.NumCols()) {
-			c.record[col] = ""
-			if a := b.Column(col); !a.IsNull(row) {
-				c.record[col] = valueText(a, row)
+		for col, f := range c.fields {
+			text, null, err := valueText(f, b.Column(col), row)
+			if err != nil {
+				return fmt.Errorf("column %s: %w", f.Name, err)
 			}
+			c.field(col, text, null)
 		}
-		if err := c.w.Write(c.record); err != nil {
+		if err := c.w.WriteByte('\n'); err != nil {
 			return err
 		}
 	}
-	return c.end(nil)
+	return c.flushed()
 }
 
-func (c *csvRows) end(err error) error {
-	if err != nil {
-		return err
+// field writes one field of a record. Errors of the writer stay with it.
+func (c *csvRows) field(col int, text string, null bool) {
+	if col > 0 {
+		_ = c.w.WriteByte(',')
 	}
-	c.w.Flush()
-	if err := c.w.Error(); err != nil {
+	switch {
+	case null && len(c.fields) > 1:
+	case text == "", text == `\.`, strings.ContainsAny(text, "\",\r\n"), text[0] == ' ', text[len(text)-1] == ' ', text[0] == '\t', text[len(text)-1] == '\t':
+		_ = c.w.WriteByte('"')
+		_, _ = c.w.WriteString(strings.ReplaceAll(text, `"`, `""`))
+		_ = c.w.WriteByte('"')
+	default:
+		_, _ = c.w.WriteString(text)
+	}
+}
+
+func (c *csvRows) end() error {
+	_ = c.w.WriteByte('\n')
+	return c.flushed()
+}
+
+func (c *csvRows) flushed() error {
+	if err := c.w.Flush(); err != nil {
 		return err
 	}
 	return c.flush()
