@@ -150,7 +150,9 @@ func problem(resp *http.Response) error {
 		Code   schemas.Code `json:"code"`
 		Detail string       `json:"detail"`
 		Hint   string       `json:"hint"`
-		Errors []struct {
+		// Outcome is set for a fetch that ended before the first byte of its result.
+		Outcome string `json:"outcome"`
+		Errors  []struct {
 			Message  string `json:"message"`
 			Location string `json:"location"`
 		} `json:"errors"`
@@ -162,5 +164,5 @@ func problem(resp *http.Response) error {
 	for _, e := range p.Errors {
 		text += strings.TrimRight("; "+e.Location+": "+e.Message, ": ")
 	}
-	return (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint)
+	return outcomeError(p.Outcome, (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint))
 }

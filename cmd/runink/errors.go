@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -71,9 +72,11 @@ func report(w io.Writer, err error, asJSON bool) int {
 		} `json:"error"`
 	}
 	body.Error.Code, body.Error.Message, body.Error.Hint = e.Code, e.Message, e.Hint
-	encoder := json.NewEncoder(w)
+	var line bytes.Buffer
+	encoder := json.NewEncoder(&line)
 	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(body)
+	_ = encoder.Encode(body) // three strings
+	_, _ = w.Write(escapeControls(line.Bytes()))
 	return status
 }
 

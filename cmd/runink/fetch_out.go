@@ -46,7 +46,7 @@ func (o *output) open() error {
 		if err := o.openFile(name); err != nil {
 			return usagef("--out: %w", err)
 		}
-		o.buf = bufio.NewWriterSize(o.file, 1<<20)
+		o.buf = newBuffer(o.file)
 		o.w = o.buf
 	}
 	switch o.format {
@@ -58,6 +58,8 @@ func (o *output) open() error {
 	}
 	return nil
 }
+
+func newBuffer(f *os.File) *bufio.Writer { return bufio.NewWriterSize(f, 1<<20) }
 
 // openFile opens a file beside name, which takes its place when the result is whole: the old one stays until then. A device or a
 // FIFO is written to as it is, and what a link names is replaced, not the link.

@@ -87,8 +87,12 @@ func fetchRun(c *cli.Context) error {
 	for _, n := range result.Notices {
 		fmt.Fprintf(os.Stderr, "notice: %s\n", process.Printable(n.Message))
 	}
-	if !c.Bool("quiet") && result.RunnerID != "" {
+	switch {
+	case c.Bool("quiet"):
+	case result.RunnerID != "":
 		fmt.Fprintf(os.Stderr, "%d rows, %s of Arrow in %d ms on runner %s; dispatch %s\n", result.Rows, size(result.Bytes), result.ElapsedMs, result.RunnerID, result.DispatchID)
+	default:
+		fmt.Fprintf(os.Stderr, "%s of %s; dispatch %s\n", size(result.WireBytes), out.format, result.DispatchID)
 	}
 	return nil
 }

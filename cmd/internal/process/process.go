@@ -4,12 +4,9 @@ package process
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
-	"log/slog"
 	"os"
 	"os/signal"
-	"strings"
 	"sync"
 	"syscall"
 )
@@ -22,26 +19,6 @@ const (
 	ExitRefused = 3
 	ExitUnknown = 4
 )
-
-// NewLog is a logger on w as LOG_LEVEL (debug, info, warn, error; default info) and LOG_FORMAT (text, json; default text)
-// say.
-func NewLog(w io.Writer, getenv func(string) string) (*slog.Logger, error) {
-	var level slog.Level
-	if v := getenv("LOG_LEVEL"); v != "" {
-		if err := level.UnmarshalText([]byte(v)); err != nil {
-			return nil, fmt.Errorf("LOG_LEVEL is %q: use debug, info, warn or error", v)
-		}
-	}
-	options := &slog.HandlerOptions{Level: level}
-	switch v := strings.ToLower(getenv("LOG_FORMAT")); v {
-	case "", "text":
-		return slog.New(slog.NewTextHandler(w, options)), nil
-	case "json":
-		return slog.New(slog.NewJSONHandler(w, options)), nil
-	default:
-		return nil, fmt.Errorf("LOG_FORMAT is %q: use text or json", v)
-	}
-}
 
 // OnStop calls first at the first SIGINT or SIGTERM and again at each later one, until the returned function is called.
 func OnStop(first, again func()) (release func()) {

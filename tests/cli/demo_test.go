@@ -1,0 +1,69 @@
+package cli
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/org-runink/runbus/cmd/runink/demodata"
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// One object, exactly these fields, three processes, all rows, and nothing left: without a home folder too.
+func TestDemo(t *testing.T) {
+	bin, tmp := binaries(t), t.TempDir()
+	r := run(t, bin.Runink, map[string]string{"HOME": "/none", "XDG_CONFIG_HOME": "/none", "TMPDIR": tmp}, "demo", "--json")
+	if r.status != 0 || r.stderr != "" {
+		t.Fatalf("%+v", r)
+	}
+	var fields map[string]json.RawMessage
+	d := json.NewDecoder(strings.NewReader(r.stdout))
+	if err := d.Decode(&fields); err != nil || d.More() {
+		t.Fatalf("not one object: %s", r.stdout)
+	}
+	want := []string{"bytes", "controlPlanePid", "dispatchId", "durationMs", "phases", "pid", "rows", "runnerId", "runnerPid", "source", "tenantId"}
+	if got := slices.Sorted(maps.Keys(fields)); !slices.Equal(got, want) {
+		t.Errorf("fields %q", got)
+	}
+	var out struct{ Rows, PID, ControlPlanePID, RunnerPID int }
+	if err := json.Unmarshal([]byte(r.stdout), &out); err != nil {
+		t.Fatal(err)
+	}
+	if out.Rows != demodata.Rows || out.PID == out.ControlPlanePID || out.PID == out.RunnerPID || out.ControlPlanePID == out.RunnerPID {
+		t.Errorf("%+v", out)
+	}
+	for _, pid := range []int{out.ControlPlanePID, out.RunnerPID} {
+		if alive(t, pid) {
+			t.Errorf("process %d is still there", pid)
+		}
+	}
+	wantEmpty(t, tmp)
+}
+
+func TestInterruptedDemoLeavesNothing(t *testing.T) {
+	for _, at := range []string{"Starting", "control plane  process", "Fetching"} {
+		t.Run(at, func(t *testing.T) {
+			tmp := t.TempDir()
+			p := stack.Start(t, "runink demo", binaries(t).Runink, map[string]string{"TMPDIR": tmp}, "demo")
+			p.Stdout.Must(t, at)
+			p.Signal(t, syscall.SIGINT)
+			// The fetch is so short that it may be done before the signal comes; else it was interrupted.
+			if status := p.Exit(t); status != 1 && (status != 0 || !p.Stdout.Has("Timeline")) {
+				t.Errorf("status %d\n%s\n%s", status, p.Stdout, p.Stderr)
+			}
+			wantEmpty(t, tmp)
+		})
+	}
+}
+
+func wantEmpty(t *testing.T, dir string) {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil || len(entries) != 0 {
+		t.Errorf("left behind: %v %v", entries, err)
+	}
+}
