@@ -199,17 +199,17 @@ func TestSecretIsUsedAndNotShown(t *testing.T) {
 	if read != 3 {
 		t.Errorf("%d credential reads are in the audit, not 3: %s", read, audit)
 	}
-	answers := ""
+	var answers strings.Builder
 	for _, l := range append(good.Lines, bad.Lines...) {
 		b, err := json.Marshal(l)
 		if err != nil {
 			t.Fatal(err)
 		}
-		answers += string(b)
+		answers.Write(b)
 	}
 	for where, text := range map[string]string{
 		"the log of the control plane": plane.Stderr.String() + plane.Stdout.String(), "the log of the runner": runner.Stderr.String() + runner.Stdout.String(),
-		"the answers": answers, "runink's output": stdout + stderr, "the audit": string(audit),
+		"the answers": answers.String(), "runink's output": stdout + stderr, "the audit": string(audit),
 	} {
 		for _, secret := range []string{wrong, user.Password} {
 			if strings.Contains(text, secret) {

@@ -335,7 +335,8 @@ func TestCallerThatStopsReading(t *testing.T) {
 	}
 	bounded(t, plane, runner)
 
-	for next() { //nolint:revive // counts
+	for more := true; more; {
+		more = next()
 	}
 	if err := reader.Err(); err != nil && !errors.Is(err, io.EOF) {
 		t.Fatal(err)
