@@ -282,7 +282,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	}
 	c.onClose(func() { _ = c.service.Stop() })
 	c.http = api.ServerOf(api.New(api.Deps{
-		Auth: c.auth, Registry: c.registry, Dispatch: c.dispatch, Audit: c.audit, Metrics: metrics, Checks: c.checks(),
+		Auth: c.auth, Registry: c.registry, Dispatch: c.dispatch, Audit: c.audit, Metrics: metrics, Checks: c.checks(), Alive: c.storageAlive,
 		Version: c.cfg.Version, Log: c.cfg.Log.With("part", "api"),
 	}), c.cfg.Log)
 	return nil
@@ -306,6 +306,7 @@ func (c *ControlPlane) checks() []api.Check {
 			return nil
 		}},
 		{Name: "registry", Ask: c.registry.Readable},
+		{Name: "audit", Ask: c.auditWritable},
 		{Name: "identities", Ask: func() error {
 			if !c.auth.Fresh() {
 				return schemas.Errorf(schemas.CodeUnavailable, "the view of the identities is not confirmed: no new runner is let in")

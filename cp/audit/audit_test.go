@@ -301,6 +301,9 @@ func TestUnavailable(t *testing.T) {
 	}
 	noted := event("acme", "noted")
 	l.Note(noted)
+	if _, err := l.Failing(); err == nil {
+		t.Fatal("a write failed and the log does not say so")
+	}
 	b.Restart(t)
 	after := event("acme", "after")
 	for {
@@ -311,6 +314,9 @@ func TestUnavailable(t *testing.T) {
 		if ctx.Err() != nil {
 			t.Fatalf("record after the restart: %v", err)
 		}
+	}
+	if d, err := l.Failing(); d != 0 || err != nil {
+		t.Fatalf("after a write that succeeded the log says that it fails: %v for %v", err, d)
 	}
 	found := ids(t, s)
 	if found[refused.GetId()] != 0 || found[noted.GetId()] != 1 || found[after.GetId()] == 0 {

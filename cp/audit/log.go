@@ -48,8 +48,10 @@ type Log struct {
 	records   int
 	dropped   uint64 // notes, not yet told by an event
 	closed    bool
-	head      chain // the end of the stream as last seen
-	headKnown bool  // false: somebody else has written since, or may have
+	head      chain     // the end of the stream as last seen
+	headKnown bool      // false: somebody else has written since, or may have
+	failing   error     // of the last attempt, while events wait; nil when it succeeded
+	failedAt  time.Time // the first attempt that failed since one succeeded
 }
 
 // entry is one event on its way.
@@ -228,6 +230,7 @@ func (l *Log) commit(ctx context.Context, batch []*entry) {
 	wait := retryFirst
 	for {
 		if batch = l.wanted(batch); len(batch) == 0 {
+			l.setFailing(nil) // nothing waits: the next attempt tells
 			return
 		}
 		err := l.attempt(ctx, batch)
@@ -238,6 +241,7 @@ func (l *Log) commit(ctx context.Context, batch []*entry) {
 		if errors.Is(err, jetstream.ErrLost) {
 			continue // another replica was first: chain to its batch
 		}
+		l.setFailing(err)
 		l.log.Warn("audit events wait", "events", len(batch), "error", err)
 		select {
 		case <-ctx.Done():
@@ -272,6 +276,7 @@ func (l *Log) attempt(ctx context.Context, batch []*entry) error {
 		seq, err := l.store.AppendAudit(ctx, body, head.number)
 		if err == nil {
 			l.setEnd(after(seq, body), true)
+			l.setFailing(nil)
 			return nil
 		}
 		if !errors.Is(err, jetstream.ErrUnknown) {
@@ -280,6 +285,7 @@ func (l *Log) attempt(ctx context.Context, batch []*entry) error {
 			}
 			return err
 		}
+		l.setFailing(err)
 		l.log.Warn("whether an audit batch was written is not known yet", "number", head.number+1, "error", err)
 		select {
 		case <-ctx.Done():
@@ -349,6 +355,25 @@ func (l *Log) setEnd(c chain, known bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.head, l.headKnown = c, known
+}
+
+func (l *Log) setFailing(err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err != nil && l.failing == nil {
+		l.failedAt = time.Now()
+	}
+	l.failing = err
+}
+
+// Failing tells for how long events have waited that can't be written, and why. Zero and nil: none does.
+func (l *Log) Failing() (time.Duration, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.failing == nil {
+		return 0, nil
+	}
+	return time.Since(l.failedAt), l.failing
 }
 
 func unavailable(cause error) error {
