@@ -61,6 +61,8 @@ func codeOfStatus(status int) schemas.Code {
 		return schemas.CodeForbidden
 	case status == http.StatusNotFound:
 		return schemas.CodeNotFound
+	case status == http.StatusRequestEntityTooLarge:
+		return schemas.CodeLimit
 	case status >= http.StatusInternalServerError:
 		return schemas.CodeFailed
 	}

@@ -20,34 +20,6 @@ type rowWriter interface {
 	batch(arrow.RecordBatch) error
 }
 
-// Bounds of one message of a result, encoded and decoded: the result of a foreign process is foreign bytes, and a length in it
-// is no reason to allocate.
-const (
-	maxMetadata = 16 << 20
-	maxBody     = 128 << 20
-	maxBuffer   = 256 << 20
-)
-
-// bounded is an allocator that refuses what is larger than a batch of a runner can be. The refusal is a panic: decodeRows
-// makes an error of it.
-type bounded struct{ memory.Allocator }
-
-func (b bounded) Allocate(size int) []byte {
-	checkSize(size)
-	return b.Allocator.Allocate(size)
-}
-
-func (b bounded) Reallocate(size int, old []byte) []byte {
-	checkSize(size)
-	return b.Allocator.Reallocate(size, old)
-}
-
-func checkSize(size int) {
-	if size < 0 || size > maxBuffer {
-		panic(fmt.Sprintf("a buffer of %d bytes", size))
-	}
-}
-
 // decodeRows reads an Arrow IPC stream to its end and hands its batches to w. It holds one batch at a time. A panic of the
 // decoder is an error.
 func decodeRows(r io.Reader, w rowWriter) (err error) {
@@ -60,10 +32,8 @@ func decodeRows(r io.Reader, w rowWriter) (err error) {
 			err = fmt.Errorf("the result is not a valid Arrow stream: %w", cause)
 		}
 	}()
-	// ipc.NewReader would ignore the bounds of messages.
-	allocator := ipc.WithAllocator(bounded{memory.DefaultAllocator})
-	messages := ipc.NewMessageReader(r, ipc.WithMetadataSizeLimit(maxMetadata), ipc.WithBodySizeLimit(maxBody), allocator)
-	reader, err := ipc.NewReaderFromMessageReader(messages, allocator)
+	mem := &bounded{Allocator: memory.DefaultAllocator}
+	reader, err := ipc.NewReaderFromMessageReader(newMessages(r, mem), ipc.WithAllocator(mem))
 	if err != nil {
 		return fmt.Errorf("the result is not a valid Arrow stream: %w", err)
 	}
@@ -71,8 +41,12 @@ func decodeRows(r io.Reader, w rowWriter) (err error) {
 	if err := w.schema(reader.Schema()); err != nil {
 		return err
 	}
-	for reader.Next() {
-		if err := w.batch(reader.RecordBatch()); err != nil {
+	for rows := int64(0); reader.Next(); {
+		batch := reader.RecordBatch()
+		if rows += batch.NumRows(); rows > maxRows {
+			return fmt.Errorf("the result has more than %d rows", maxRows)
+		}
+		if err := w.batch(batch); err != nil {
 			return err
 		}
 	}
