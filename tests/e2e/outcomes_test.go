@@ -28,7 +28,7 @@ func TestRolesAreLogged(t *testing.T) {
 	runner := plane.StartRunner(t, "edge", nil)
 	runner.Stderr.Must(t, `🧵 Fetch role: RUNNER — executes the fetch pipeline in-process (dedicated compute).`)
 	addr := strings.TrimPrefix(plane.NATS, "tls://")
-	runner.Stderr.Must(t, fmt.Sprintf(`🛰️  Outbound runner enrolment enabled: dialling %s (runner id \"edge\")`, addr))
+	runner.Stderr.Must(t, fmt.Sprintf(`🛰️  Outbound runner enrolment enabled: dialling %s (runner id "edge")`, addr))
 
 	// The same agent under face.
 	_, token := plane.Admin.MintKey(t, "backend")
