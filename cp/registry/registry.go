@@ -45,6 +45,10 @@ const (
 	// counted, and come again by themselves.
 	serveLimit = 64
 	waitLimit  = 20_000
+	// waitRunner is how many of them may be one runner's, waitBytes how large they may be together: a runner that floods must
+	// neither keep others' heartbeats out nor fill the memory.
+	waitRunner = 8
+	waitBytes  = 64 << 20
 	// startTimeout bounds New.
 	startTimeout = time.Minute
 	// serveTimeout bounds the serving of one message.
@@ -89,6 +93,8 @@ type Registry struct {
 	mu       sync.Mutex // never held while calling out
 	closed   bool
 	waiting  int // messages being served or waiting to be
+	waitSize int // their bytes
+	waitOf   map[schemas.RunnerRef]int
 	fleet    map[string]map[string]*runner
 	changed  chan struct{}
 	probedAt time.Time            // the leader's last answer
@@ -119,6 +125,7 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 		changed:    make(chan struct{}),
 		ended:      make(map[linkKey]struct{}),
 		refused:    make(map[string]time.Time),
+		waitOf:     make(map[schemas.RunnerRef]int),
 	}
 	r.life, r.end = context.WithCancel(context.Background())
 	if err := r.start(ctx); err != nil {
@@ -234,15 +241,8 @@ func (r *Registry) serve(msg *nats.Msg, do func(context.Context, *nats.Msg, sche
 		r.metrics.dropped.WithLabelValues("subject").Inc()
 		return
 	}
-	r.mu.Lock()
-	ok := !r.closed && r.waiting < waitLimit
-	if ok {
-		r.waiting++
-		r.serving.Add(1)
-	}
-	r.mu.Unlock()
-	if !ok {
-		r.metrics.dropped.WithLabelValues("overload").Inc()
+	if reason := r.admit(subject.Ref, len(msg.Data)); reason != "" {
+		r.metrics.dropped.WithLabelValues(reason).Inc()
 		return
 	}
 	go func() {
@@ -252,10 +252,36 @@ func (r *Registry) serve(msg *nats.Msg, do func(context.Context, *nats.Msg, sche
 		do(ctx, msg, subject.Ref)
 		cancel()
 		<-r.slots
-		r.mu.Lock()
-		r.waiting--
-		r.mu.Unlock()
+		r.dismiss(subject.Ref, len(msg.Data))
 	}()
+}
+
+// admit counts a message of size bytes in, or returns why it is dropped.
+func (r *Registry) admit(ref schemas.RunnerRef, size int) (dropped string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	switch {
+	case r.closed, r.waiting >= waitLimit, r.waitSize+size > waitBytes:
+		return "overload"
+	case r.waitOf[ref] >= waitRunner:
+		return "flood"
+	}
+	r.waiting++
+	r.waitSize += size
+	r.waitOf[ref]++
+	r.serving.Add(1)
+	return ""
+}
+
+// dismiss counts it out.
+func (r *Registry) dismiss(ref schemas.RunnerRef, size int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.waiting--
+	r.waitSize -= size
+	if r.waitOf[ref]--; r.waitOf[ref] == 0 {
+		delete(r.waitOf, ref)
+	}
 }
 
 // order publishes an order that wants no answer on the control subject of one session.
