@@ -361,7 +361,7 @@ func (i *installation) deliversNothing(t *testing.T, victim *runner, got chan *n
 		select {
 		case m := <-seen:
 			if meta, err := m.Metadata(); err == nil {
-				got[m.Subject+" "+meta.Stream] = true
+				got[m.Sub.Subject+" "+meta.Stream] = true
 			}
 		case <-timeout:
 			t.Fatalf("the consumers delivered to %v alone: the test shows nothing", got)
