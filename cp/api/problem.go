@@ -37,7 +37,8 @@ func newProblem(status int, code schemas.Code, detail, hint string) *Problem {
 	return &Problem{Type: "about:blank", Title: http.StatusText(status), Status: status, Detail: detail, Code: code, Hint: hint}
 }
 
-// humaProblem is how huma's own refusals (validation, unknown media types) become problems.
+// humaProblem is how huma's own refusals (validation, unknown media types) become problems. The value that was refused is left out:
+// it is the caller's own, up to the whole body, and may be a secret that ends in the log of whoever logs errors.
 func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 	p := newProblem(status, codeOfStatus(status), msg, "")
 	for _, err := range errs {
@@ -45,7 +46,8 @@ func humaProblem(status int, msg string, errs ...error) huma.StatusError {
 		switch {
 		case err == nil:
 		case errors.As(err, &detailer):
-			p.Errors = append(p.Errors, detailer.ErrorDetail())
+			d := detailer.ErrorDetail()
+			p.Errors = append(p.Errors, &huma.ErrorDetail{Message: d.Message, Location: d.Location})
 		default:
 			p.Errors = append(p.Errors, &huma.ErrorDetail{Message: err.Error()})
 		}
