@@ -25,6 +25,9 @@ generate: ## Generate Go from the .proto files
 baseline: ## Take the present .proto files as what later ones must not break
 	$(TOOL) buf build --exclude-source-info -o schemas/baseline.binpb
 
+openapi: ## Write docs/openapi.json anew
+	go test ./cp/api -run OpenAPI -update
+
 format: ## Format Go and protobuf
 	$(TOOL) buf format -w
 	gofmt -w $$(git ls-files '*.go')

@@ -128,7 +128,13 @@ func register[I, O any](api huma.API, method, path, id, summary, tag string, han
 	op := huma.Operation{
 		OperationID: id, Method: method, Path: path, Summary: summary, Tags: []string{tag},
 		Security: []map[string][]string{{"session": {}}}, MaxBodyBytes: maxRequest,
-		Errors: []int{http.StatusBadRequest, http.StatusUnauthorized, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusServiceUnavailable},
+		Responses: map[string]*huma.Response{"401": {
+			Description: "No session: the token is missing, unknown or expired",
+			Content: map[string]*huma.MediaType{"application/json": {Schema: &huma.Schema{
+				Type: "object", Properties: map[string]*huma.Schema{"error": {Type: "string", Enum: []any{"unauthorized"}}}, Required: []string{"error"},
+			}}},
+		}},
+		Errors: []int{http.StatusBadRequest, http.StatusForbidden, http.StatusNotFound, http.StatusConflict, http.StatusServiceUnavailable},
 	}
 	for _, change := range more {
 		change(&op)
@@ -147,11 +153,11 @@ func created(op *huma.Operation) { op.DefaultStatus = http.StatusCreated }
 // streamDocs describes the answer of a fetch, which huma can't see: it is written by hand, line by line.
 func streamDocs(op *huma.Operation) {
 	op.MaxBodyBytes = maxFetchRequest
-	op.Errors = append(op.Errors, http.StatusNotAcceptable, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusGatewayTimeout)
+	op.Errors = append(op.Errors, http.StatusNotAcceptable, http.StatusRequestEntityTooLarge, http.StatusTooManyRequests, http.StatusBadGateway, http.StatusGatewayTimeout)
 	text := func(description string) *huma.MediaType {
 		return &huma.MediaType{Schema: &huma.Schema{Type: "string", Description: description}}
 	}
-	op.Responses = map[string]*huma.Response{"200": {
+	op.Responses["200"] = &huma.Response{
 		Description: "The result. A fetch that ends before its first byte is answered with problem JSON and a status of its own.",
 		Headers: map[string]*huma.Param{
 			"Runbus-Dispatch-Id": {Description: "Id of the dispatch, for DELETE /api/fetches/{dispatchId} and the audit", Schema: &huma.Schema{Type: "string"}},
@@ -159,9 +165,9 @@ func streamDocs(op *huma.Operation) {
 		Content: map[string]*huma.MediaType{
 			mediaNDJSON: text("One JSON object a line; `type` is accepted, progress, schema, row (the row under `row`), notice, and last result or error"),
 			mediaArrow:  text("Arrow IPC stream, zstd; the outcome is in the trailers Runbus-Outcome, Runbus-Error and Runbus-Notices"),
-			mediaCSV:    text("Header and records; NULL is an empty field; the outcome is in the trailers as for Arrow"),
+			mediaCSV:    text("Header and records; NULL is an empty field, empty text is \"\"; the outcome is in the trailers as for Arrow"),
 		},
-	}}
+	}
 }
 
 type principalKey struct{}

@@ -1,0 +1,128 @@
+package cp
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
+)
+
+func env(pairs map[string]string) func(string) string {
+	return func(name string) string { return pairs[name] }
+}
+
+// Every variable that a control plane reads, by its field.
+func TestConfigFromEnv(t *testing.T) {
+	got, err := ConfigFromEnv(env(map[string]string{
+		"RUNBUS_DATA_DIR": "/data", "RUNBUS_HTTP": "127.0.0.1:1", "RUNBUS_NATS": "127.0.0.1:2", "RUNBUS_WEBSOCKET": "127.0.0.1:3",
+		"RUNBUS_TLS_CERT": "c.pem", "RUNBUS_TLS_KEY": "k.pem", "RUNBUS_HOSTS": " a, b ,,", "RUNBUS_HTTP_TLS": "true", "RUNBUS_BEHIND_PROXY": "1",
+		"RUNBUS_NATS_PLAINTEXT": "true", "DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "20s", "RUNBUS_STOP_GRACE": "1m", "REQUIRE_RUNNER_ISOLATION": "true",
+		"MANAGED_RUNNER_ENDPOINT": "local",
+	}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Config{
+		DataDir: "/data", HTTP: "127.0.0.1:1", NATS: "127.0.0.1:2", WebSocket: "127.0.0.1:3", CertFile: "c.pem", KeyFile: "k.pem",
+		Hosts: []string{"a", "b"}, HTTPTLS: true, BehindProxy: true, PlaintextNATS: true, DispatchTimeout: 5 * time.Second, Grace: 20 * time.Second,
+		StopGrace: time.Minute, Isolation: true, ManagedEndpoint: "local",
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got  %+v\nwant %+v", got, want)
+	}
+	for name, values := range map[string][]string{
+		"DISPATCH_TIMEOUT": {"10", "0s", "-1s", "soon"}, "RUNNER_GRACE": {"0"}, "RUNBUS_STOP_GRACE": {"x"},
+		"REQUIRE_RUNNER_ISOLATION": {"yes"}, "RUNBUS_HTTP_TLS": {"on"}, "RUNBUS_BEHIND_PROXY": {"2"}, "RUNBUS_NATS_PLAINTEXT": {"maybe"},
+	} {
+		for _, v := range values {
+			if _, err := ConfigFromEnv(env(map[string]string{name: v})); schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), name+" is ") {
+				t.Errorf("%s=%s: %v", name, v, err)
+			}
+		}
+	}
+	var c Config
+	if err := c.prepare(); err != nil || c.DispatchTimeout != 10*time.Minute || c.Grace != 15*time.Second || c.HTTP != DefaultHTTP || c.NATS != DefaultNATS || c.WebSocket != "" {
+		t.Errorf("the defaults are %+v, %v", c, err)
+	}
+}
+
+// HTTP is in the clear on loopback only, or behind a proxy that was told of.
+func TestWhereHTTPMayBePlain(t *testing.T) {
+	for addr, plain := range map[string]bool{
+		"127.0.0.1:0": true, "127.8.9.1:7100": true, "[::1]:7100": true, "localhost:7100": true,
+		"0.0.0.0:7100": false, ":7100": false, "[::]:7100": false, "10.0.0.1:7100": false, "example.com:7100": false, "localhost.example.com:7100": false,
+	} {
+		c := Config{HTTP: addr}
+		if err := c.prepare(); (err == nil) != plain || err != nil && (schemas.CodeOf(err) != schemas.CodeInvalid || !strings.Contains(err.Error(), addr)) {
+			t.Errorf("%s: %v", addr, err)
+		}
+		for _, c := range []Config{{HTTP: addr, HTTPTLS: true}, {HTTP: addr, BehindProxy: true}} {
+			if err := c.prepare(); err != nil {
+				t.Errorf("%s with TLS %v or a proxy: %v", addr, c.HTTPTLS, err)
+			}
+		}
+	}
+	for _, c := range []Config{{HTTP: "7100"}, {NATS: "127.0.0.1"}, {WebSocket: "x"}, {CertFile: "c"}, {KeyFile: "k"}} {
+		if err := c.prepare(); schemas.CodeOf(err) != schemas.CodeInvalid {
+			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// One control plane at a time has the folder; its lock ends with it.
+func TestDataDir(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "a", "b")
+	d, err := openDataDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(dir)
+	if err != nil || info.Mode().Perm() != 0o700 {
+		t.Errorf("mode %v, %v", info.Mode(), err)
+	}
+	if _, err := openDataDir(dir); schemas.CodeOf(err) != schemas.CodeConflict || !strings.Contains(err.Error(), "in use by another control plane") {
+		t.Errorf("a second one: %v", err)
+	}
+	if fresh, err := d.fresh(); err != nil || !fresh {
+		t.Errorf("a new folder is fresh: %v, %v", fresh, err)
+	}
+	if err := d.initialised(); err != nil {
+		t.Fatal(err)
+	}
+	if fresh, err := d.fresh(); err != nil || fresh {
+		t.Errorf("an initialised folder is fresh: %v, %v", fresh, err)
+	}
+	d.close()
+	again, err := openDataDir(dir)
+	if err != nil {
+		t.Fatalf("after the first has ended: %v", err)
+	}
+	again.close()
+
+	file := filepath.Join(t.TempDir(), "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{file, filepath.Join(file, "below")} {
+		_, err := openDataDir(path)
+		if schemas.CodeOf(err) != schemas.CodeInvalid || !strings.Contains(err.Error(), "can't be made") || strings.Count(err.Error(), path) != 1 {
+			t.Errorf("%s: %v", path, err)
+		}
+	}
+}
+
+// A start that fails late leaves nothing: no lock, no listener, and (by TestMain) no goroutine.
+func TestAFailedStartLeavesNothing(t *testing.T) {
+	dir := private(t)
+	cfg := testConfig(t, dir)
+	cfg.HTTPTLS, cfg.CertFile, cfg.KeyFile = true, filepath.Join(dir, "none.pem"), filepath.Join(dir, "none.key")
+	if _, err := Start(t.Context(), cfg); err == nil {
+		t.Fatal("it starts without its certificate")
+	}
+	c := start(t, testConfig(t, dir))
+	c.Stop()
+}
