@@ -157,7 +157,7 @@ func (c *ControlPlane) startBus(context.Context, context.Context) (err error) {
 	}
 	c.server, err = embedded.Start(embedded.Config{
 		Name: "runbus-" + c.replica[:8], StoreDir: c.data.file(dirStore), Listen: c.cfg.NATS, WebSocket: c.cfg.WebSocket,
-		CertFile: c.cfg.CertFile, KeyFile: c.cfg.KeyFile, Plaintext: c.cfg.PlaintextNATS, Keys: c.keys, Log: c.cfg.Log.With("part", "nats-server"),
+		CertFile: c.cfg.CertFile, KeyFile: c.cfg.KeyFile, Plaintext: c.cfg.PlaintextNATS, Keys: c.keys, Log: c.cfg.Log,
 	})
 	if err != nil {
 		return err

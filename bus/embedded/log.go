@@ -9,7 +9,7 @@ import (
 	"sync/atomic"
 )
 
-// bridge writes the server's log into slog, under component=nats-server.
+// bridge writes the server's log into slog, under part=nats-server.
 //
 //   - What the server says of itself while it starts and stops is Debug, later Info.
 //   - What a client did wrong (violations, failed handshakes) and slow consumers are Warn: the server itself is well.
@@ -24,7 +24,7 @@ type bridge struct {
 }
 
 func newBridge(log *slog.Logger) *bridge {
-	b := &bridge{log: log.With(slog.String("component", "nats-server"))}
+	b := &bridge{log: log.With(slog.String("part", "nats-server"))}
 	b.quiet.Store(true)
 	return b
 }

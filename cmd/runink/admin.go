@@ -105,6 +105,24 @@ func userCommand() *cli.Command {
 				return []any{p.Name, p.Role, p.CreatedAt.Format(time.DateTime)}
 			})
 		}),
+		remote("renew", "end a person's sessions and print a new session token", "NAME", []cli.Flag{saveFlag()}, func(c *cli.Context) error {
+			name, err := oneArg(c, "NAME")
+			if err != nil {
+				return err
+			}
+			s, api, err := connectAs(c, chosen)
+			if err != nil {
+				return err
+			}
+			var made struct {
+				Name  string `json:"name"`
+				Token string `json:"token"`
+			}
+			if err := api.call(c.Context, http.MethodPost, "/api/people/"+url.PathEscape(name)+"/session", nil, &made); err != nil {
+				return err
+			}
+			return printOrKeep(c, s, made.Token, made, "the earlier sessions of %s have ended; the new session token", made.Name)
+		}),
 		remote("remove", "remove a person; their sessions end", "NAME", nil, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
