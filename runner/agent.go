@@ -44,6 +44,7 @@ type Agent struct {
 	env   source.Env
 	find  func(kind string) (source.Connector, error)
 	waits waits
+	times []bus.Option // of the result streams; none in production
 	retry func(attempt int) time.Duration
 	log   *slog.Logger
 

@@ -124,7 +124,7 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 // begin subscribes what the session brings and reports once: only then is the runner dispatchable (DESIGN, "Sessions").
 func (a *Agent) begin(ctx context.Context, accepted *runbusv1.EnrollmentAccepted) error {
 	if a.senders == nil { // not before: who is refused may not subscribe credit, and a person's session has no tenant to do it in
-		senders, err := bus.NewSenders(a.conn, a.ref)
+		senders, err := bus.NewSenders(a.conn, a.ref, a.times...)
 		if err != nil {
 			return fmt.Errorf("subscribe credit: %w", err)
 		}

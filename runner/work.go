@@ -35,6 +35,8 @@ type work struct {
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
 	log     *slog.Logger
+
+	orphaned bool // ended, and its replica is silent; guarded by works.mu
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work {
@@ -202,18 +204,26 @@ func (w *work) reason(err error) error {
 	return schemas.Wrap(schemas.CodeFailed, err, fmt.Sprintf("the fetch failed on the runner: %v", err))
 }
 
-// deliver sends the last frame and waits until the control plane has it.
+// deliver sends the last frame and waits until the control plane has it. A replica that is silent may only have been stopped
+// for a while, and its caller waits: the result is kept for it as long as for any other.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
 	defer w.sender.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), w.agent.waits.delivery)
 	defer cancel()
-	go func() {
-		select {
-		case <-w.sender.Orphaned():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
+	if result.GetStarted() {
+		watched := make(chan struct{})
+		defer func() { cancel(); <-watched }()
+		go func() {
+			defer close(watched)
+			select {
+			case <-w.sender.Orphaned():
+				if !w.agent.works.orphan(w) {
+					cancel()
+				}
+			case <-ctx.Done():
+			}
+		}()
+	}
 	err := w.sender.Send(ctx, result)
 	if err == nil {
 		err = w.sender.Drain(ctx)

@@ -18,6 +18,10 @@ const seenMost = 16384
 // window of chunks at most: callers that take nothing must not fill this process's memory.
 const mostUndelivered = 16
 
+// mostOrphaned bounds those whose replica is silent in the same way. They don't keep a replica that has started anew from giving
+// work, and their windows add up to what one connection may have under way.
+const mostOrphaned = 64
+
 // fate is what became of a dispatch id.
 type fate uint8
 
@@ -34,6 +38,7 @@ type works struct {
 	mu          sync.Mutex
 	running     map[string]*work // each holds a slot
 	undelivered int              // ended, with a result that is not acknowledged yet
+	orphaned    int              // likewise, and their replica is silent
 	fates       map[string]fate  // of every id ever assigned or cancelled
 	ids         []string         // of fates, oldest first
 	isDrain     bool
@@ -106,7 +111,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment) {
 		result := job.run()
 		w.ended(id) // first: whoever has the result may count on the slot
 		job.deliver(result)
-		w.delivered()
+		w.delivered(job)
 	})
 }
 
@@ -189,11 +194,30 @@ func (w *works) ended(id string) {
 	w.undelivered++
 }
 
-// delivered ends what ended began.
-func (w *works) delivered() {
+// orphan notes that nobody seems to wait for the result of a work that has ended. It reports whether there is room to keep it for
+// a replica that comes back.
+func (w *works) orphan(job *work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.orphaned >= mostOrphaned || job.orphaned {
+		return false
+	}
 	w.undelivered--
+	w.orphaned++
+	job.orphaned = true
+	w.tellIdle()
+	return true
+}
+
+// delivered ends what ended, or orphan, began.
+func (w *works) delivered(job *work) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if job.orphaned {
+		w.orphaned--
+	} else {
+		w.undelivered--
+	}
 	w.tellIdle()
 }
 
@@ -218,7 +242,7 @@ func (w *works) tellIdle() {
 	}
 }
 
-// idle is closed when the runner drains, nothing runs any more and every result is acknowledged.
+// idle is closed when the runner drains, nothing runs any more and every result that somebody waits for is acknowledged.
 func (w *works) idle() <-chan struct{} { return w.idleCh }
 
 // wait blocks until every goroutine of a work has ended, at most for d. It comes after close.

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
@@ -62,6 +63,32 @@ func TestASlotIsFreeWhenTheResultIsThere(t *testing.T) {
 	for range 200 {
 		p.assign(nil).completes()
 	}
+}
+
+// A replica that was silent for so long that its works were stopped, and comes back, gets their results: nobody waits for the
+// deadline of a work that has ended long ago. Until then the works neither keep slots nor hold up a drain.
+func TestASilentReplicaThatComesBackGetsItsResults(t *testing.T) {
+	cp := newControlPlane(t)
+	g := newGate()
+	p := cp.start(t, func(c *Config) { c.Concurrency = 3 * mostUndelivered }, func(a *Agent) {
+		playing(g.fetch)(a)
+		a.times = []bus.Option{bus.OrphanAfter(500 * time.Millisecond), bus.ProbeAfter(10 * time.Second)}
+	})
+	var calls []*call
+	for range 2 * mostUndelivered {
+		calls = append(calls, p.assign(nil))
+	}
+	for range calls {
+		receive(t, g.started, "start of a fetch")
+	}
+	p.log.awaitTimes(t, len(calls), "work failed") // the replica says nothing: its keepalives come every 10 s
+	more := p.assign(nil)
+	more.accepted()
+	receive(t, g.started, "start of a fetch after works that nobody waits for")
+	for _, c := range calls {
+		c.accepted().fails(schemas.CodeOutcomeUnknown)
+	}
+	more.fails(schemas.CodeOutcomeUnknown)
 }
 
 // Results that nobody acknowledges don't pile up for ever: the runner is busy until they are gone.
