@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"os"
 
 	"github.com/org-runink/runbus/cmd/internal/agent"
@@ -23,10 +24,10 @@ func run() int {
 	if len(os.Args) > 1 {
 		switch os.Args[1] {
 		case "--help", "-h":
-			fmt.Print(usage)
+			_, _ = io.WriteString(os.Stdout, usage)
 			return process.ExitDone
 		case "--version", "-v":
-			fmt.Println(runner.BuildVersion())
+			_, _ = fmt.Fprintln(os.Stdout, runner.BuildVersion())
 			return process.ExitDone
 		}
 		fmt.Fprint(os.Stderr, "face takes no arguments. ", usage) // what was given is not repeated: it may be a secret

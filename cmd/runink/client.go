@@ -160,9 +160,10 @@ func problem(resp *http.Response) error {
 	if err := json.Unmarshal(b, &p); err != nil || p.Code == "" {
 		return schemas.Errorf(schemas.CodeFailed, "the server answered %s", resp.Status).WithHint("is this the URL of a control plane?")
 	}
-	text := p.Detail
+	texts := []string{p.Detail}
 	for _, e := range p.Errors {
-		text += strings.TrimRight("; "+e.Location+": "+e.Message, ": ")
+		texts = append(texts, strings.TrimRight(e.Location+": "+e.Message, ": "))
 	}
+	text := strings.Join(texts, "; ")
 	return outcomeError(p.Outcome, (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint))
 }

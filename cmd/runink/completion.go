@@ -34,7 +34,7 @@ func completionCommand() *cli.Command {
 	return &cli.Command{
 		Name: "completion", Usage: "print the completion of a shell: bash, zsh or fish", ArgsUsage: "SHELL", HideHelpCommand: true, OnUsageError: onUsage,
 		Description:  "bash: source <(runink completion bash)\nzsh:  source <(runink completion zsh)\nfish: runink completion fish | source",
-		BashComplete: func(c *cli.Context) { fmt.Fprint(c.App.Writer, "bash\nzsh\nfish\n") },
+		BashComplete: func(c *cli.Context) { _, _ = fmt.Fprint(c.App.Writer, "bash\nzsh\nfish\n") },
 		Action: func(c *cli.Context) error {
 			shell, err := oneArg(c, "SHELL")
 			if err != nil {

@@ -48,8 +48,9 @@ func decode(typeName string, body []byte) (string, error) {
 	if len(trimmed) == 0 {
 		return "(empty)", nil
 	}
-	if json.Valid(trimmed) {
-		return string(escapeControls(trimmed)), nil
+	var compact bytes.Buffer
+	if json.Compact(&compact, trimmed) == nil {
+		return string(escapeControls(compact.Bytes())), nil
 	}
 	if name, m := bus.Guess(body); m != nil {
 		return message(name, m)

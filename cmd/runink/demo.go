@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -43,7 +44,7 @@ func demo(c *cli.Context) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	logs := io.Discard
 	if c.Bool("verbose") {
 		logs = os.Stderr
@@ -52,7 +53,8 @@ func demo(c *cli.Context) (err error) {
 	if c.Bool("json") {
 		out = io.Discard
 	}
-	fmt.Fprintln(out, "Starting a control plane and a runner, each a process of its own …")
+	tell := func(format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) } // who closed the pipe has seen enough
+	tell("Starting a control plane and a runner, each a process of its own …\n")
 	s, err := startStack(ctx, stackConfig{dataDir: dir, http: "127.0.0.1:0", nats: "127.0.0.1:0", runnerID: "demo", logs: logs})
 	if err != nil {
 		return err
@@ -62,7 +64,7 @@ func demo(c *cli.Context) (err error) {
 			err = stopErr
 		}
 	}()
-	fmt.Fprintf(out, "  control plane  process %d, API %s, bus %s\n  runner         process %d, %q of tenant %q, enrolled with a service-account key\n\n",
+	tell("  control plane  process %d, API %s, bus %s\n  runner         process %d, %q of tenant %q, enrolled with a service-account key\n\n",
 		s.endpoint.PID, s.endpoint.HTTP, s.endpoint.NATS, s.enrolled.PID, s.enrolled.RunnerID, s.enrolled.TenantID)
 
 	var rows bytes.Buffer
@@ -71,7 +73,7 @@ func demo(c *cli.Context) (err error) {
 		body: fetchBody{RunnerID: s.enrolled.RunnerID, Source: &sourceBody{Kind: "file", Settings: map[string]string{"path": s.sample()}}},
 		rows: newTableRows(&rows, demoTableRows), progress: progressLines{out},
 	}
-	fmt.Fprintf(out, "Fetching %s (%s) on runner %q:\n", demodata.Name, demodata.Title, s.enrolled.RunnerID)
+	tell("Fetching %s (%s) on runner %q:\n", demodata.Name, demodata.Title, s.enrolled.RunnerID)
 	result, err := run.stream(ctx)
 	if err != nil {
 		return err
@@ -87,9 +89,9 @@ func demo(c *cli.Context) (err error) {
 	if c.Bool("json") {
 		return printJSON(c.App.Writer, report)
 	}
-	fmt.Fprintf(out, "\n%s\n%d rows, %s of Arrow, from process %d.\n\nTimeline of dispatch %s:\n", rows.String(), result.Rows, size(result.Bytes), result.RunnerPID, result.DispatchID)
+	tell("\n%s\n%d rows, %s of Arrow, from process %d.\n\nTimeline of dispatch %s:\n", rows.String(), result.Rows, size(result.Bytes), result.RunnerPID, result.DispatchID)
 	printTimeline(out, result.Phases)
-	fmt.Fprintf(out, "\nStart to result: %s. `%s up` keeps such a stack running.\n", time.Since(started).Round(time.Millisecond), selfCommand("runink"))
+	tell("\nStart to result: %s. `%s up` keeps such a stack running.\n", time.Since(started).Round(time.Millisecond), selfCommand("runink"))
 	return nil
 }
 

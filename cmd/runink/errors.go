@@ -57,7 +57,7 @@ func report(w io.Writer, err error, asJSON bool) int {
 		return status
 	}
 	if !asJSON {
-		fmt.Fprintln(w, "runink: "+process.Text(err))
+		_, _ = fmt.Fprintln(w, "runink: "+process.Text(err))
 		return status
 	}
 	var e *schemas.Error

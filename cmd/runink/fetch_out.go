@@ -64,8 +64,8 @@ func newBuffer(f *os.File) *bufio.Writer { return bufio.NewWriterSize(f, 1<<20) 
 // openFile opens a file beside name, which takes its place when the result is whole: the old one stays until then. A device or a
 // FIFO is written to as it is, and what a link names is replaced, not the link.
 func (o *output) openFile(name string) (err error) {
-	if real, err := filepath.EvalSymlinks(name); err == nil {
-		name = real
+	if target, err := filepath.EvalSymlinks(name); err == nil {
+		name = target
 	}
 	info, err := os.Stat(name)
 	switch {

@@ -127,7 +127,7 @@ func held(t *testing.T) (url string, opened, gone <-chan struct{}) {
 	in, out := make(chan struct{}, 8), make(chan struct{}, 8)
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		w.Header().Set("Content-Type", "application/x-ndjson")
-		fmt.Fprintln(w, `{"n":1}`)
+		_, _ = fmt.Fprintln(w, `{"n":1}`)
 		_ = http.NewResponseController(w).Flush()
 		in <- struct{}{}
 		<-r.Context().Done()

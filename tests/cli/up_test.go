@@ -58,8 +58,12 @@ func TestUpAgain(t *testing.T) {
 			t.Errorf("the %s is still there", what)
 		}
 	}
-	if log := first.Stderr.String(); strings.Index(log, "msg=drained") > strings.Index(log, "control plane stops") {
-		t.Error("the control plane stopped before the runner")
+	_, next, err := first.Stderr.Await("draining: new work is refused", 0)
+	if err == nil {
+		_, _, err = first.Stderr.Await("control plane stops", next)
+	}
+	if err != nil {
+		t.Errorf("not stopped in order: %v\n%s", err, first.Stderr)
 	}
 	second := startUp(t, home, dir)
 	if again := liveKey(t, second); again != public || second.RunnerID != first.RunnerID {
