@@ -105,7 +105,7 @@ func TestCancelAsksTheServer(t *testing.T) {
 			}
 			w.Header().Set("Runbus-Dispatch-Id", "D1")
 			w.Header().Set("Trailer", "Runbus-Outcome, Runbus-Error")
-			fmt.Fprintln(w, `{"type":"accepted"}`)
+			_, _ = fmt.Fprintln(w, `{"type":"accepted"}`)
 			_ = http.NewResponseController(w).Flush()
 			if path := <-deleted; path != "/api/fetches/D1" {
 				t.Errorf("cancelled %s", path)
@@ -115,7 +115,7 @@ func TestCancelAsksTheServer(t *testing.T) {
 				w.Header().Set("Runbus-Outcome", "cancelled")
 				w.Header().Set("Runbus-Error", "{"+detail)
 			} else {
-				fmt.Fprintln(w, `{"type":"error",`+detail)
+				_, _ = fmt.Fprintln(w, `{"type":"error",`+detail)
 			}
 		})
 		f := &fetch{api: api, progress: interruptOnAccept{interrupt}}

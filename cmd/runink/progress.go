@@ -27,11 +27,11 @@ func (noProgress) stop()                 {}
 type progressLines struct{ w io.Writer }
 
 func (p progressLines) accepted(a acceptedLine) {
-	fmt.Fprintf(p.w, "  accepted    by runner %q, process %d\n", a.RunnerID, a.RunnerPID)
+	_, _ = fmt.Fprintf(p.w, "  accepted    by runner %q, process %d\n", a.RunnerID, a.RunnerPID)
 }
 
 func (p progressLines) progress(l progressLine) {
-	fmt.Fprintf(p.w, "  %-11s %d rows, %s  %s\n", l.Phase, l.Rows, size(l.Bytes), oneLine(l.Message))
+	_, _ = fmt.Fprintf(p.w, "  %-11s %d rows, %s  %s\n", l.Phase, l.Rows, size(l.Bytes), oneLine(l.Message))
 }
 
 func (progressLines) stop() {}

@@ -15,6 +15,6 @@ type phaseLine struct {
 
 func printTimeline(w io.Writer, phases []phaseLine) {
 	for _, p := range phases {
-		fmt.Fprintf(w, "  %+8.1f ms  %-12s %s\n", float64(p.At.Sub(phases[0].At).Microseconds())/1000, p.Phase, p.By)
+		_, _ = fmt.Fprintf(w, "  %+8.1f ms  %-12s %s\n", float64(p.At.Sub(phases[0].At).Microseconds())/1000, p.Phase, p.By)
 	}
 }
