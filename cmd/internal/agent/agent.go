@@ -25,11 +25,9 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if err != nil {
 		return err
 	}
-	// The token is in memory now; nothing that this process starts shall inherit it.
-	for _, name := range []string{"RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"} {
-		if err := os.Unsetenv(name); err != nil {
-			return err
-		}
+	// The token is in memory now; nothing that this process starts shall inherit it, and nobody read it off the process.
+	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"); err != nil {
+		log.Warn("the enrolment token may still be seen in this process's /proc/…/environ: use RUNNER_ENROLL_TOKEN_FILE", "error", err)
 	}
 	cfg.Log = log
 	announced := false

@@ -1,0 +1,63 @@
+package runner
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+)
+
+// ForgetEnv takes variables out of this process's environment, and on Linux their values out of /proc/self/environ too: there
+// the kernel shows, to whoever may read it, what the process was started with, which os.Unsetenv does not change.
+func ForgetEnv(names ...string) error {
+	for _, name := range names {
+		if err := os.Unsetenv(name); err != nil {
+			return fmt.Errorf("unset %s: %w", name, err)
+		}
+	}
+	shown, err := os.ReadFile("/proc/self/environ")
+	if err != nil {
+		return nil //nolint:nilerr // not Linux, or no /proc: nothing shows it
+	}
+	start, err := environStart()
+	if err != nil {
+		return err
+	}
+	memory, err := os.OpenFile("/proc/self/mem", os.O_WRONLY, 0)
+	if err != nil {
+		return fmt.Errorf("forget the environment: %w", err)
+	}
+	at := 0
+	for entry := range bytes.SplitSeq(shown, []byte{0}) {
+		for _, name := range names {
+			if value, ok := bytes.CutPrefix(entry, []byte(name+"=")); ok && len(value) > 0 {
+				if _, err = memory.WriteAt(bytes.Repeat([]byte{'x'}, len(value)), start+int64(at+len(name)+1)); err != nil {
+					_ = memory.Close()
+					return fmt.Errorf("forget %s: %w", name, err)
+				}
+			}
+		}
+		at += len(entry) + 1
+	}
+	return memory.Close()
+}
+
+// environStart is the address of this process's first environment variable: field 50 of its stat (proc(5)).
+func environStart() (int64, error) {
+	stat, err := os.ReadFile("/proc/self/stat")
+	if err != nil {
+		return 0, fmt.Errorf("forget the environment: %w", err)
+	}
+	// The second field is the program's name in parentheses and may hold anything.
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	const environ = 50 - 3 // counted from the third field
+	if len(fields) <= environ {
+		return 0, fmt.Errorf("forget the environment: the kernel's stat has %d fields", len(fields)+2)
+	}
+	start, err := strconv.ParseInt(fields[environ], 10, 64)
+	if err != nil || start == 0 {
+		return 0, fmt.Errorf("forget the environment: its address is %q", fields[environ])
+	}
+	return start, nil
+}
