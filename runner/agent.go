@@ -21,7 +21,6 @@ import (
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
 	"github.com/org-runink/runbus/runner/source"
-	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -85,7 +84,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("sealing key: %w", err)
 	}
 	a := &Agent{
-		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: all.Find, retry: retryDelay, log: cfg.Log,
+		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, log: cfg.Log,
 		waits:    waits{credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),

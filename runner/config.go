@@ -17,6 +17,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -54,6 +56,8 @@ type Config struct {
 	DrainGrace time.Duration
 	// OnEnrolled, if set, is called after each enrolment, once the runner can be dispatched to.
 	OnEnrolled func(Enrolled)
+	// Connectors finds the connector of a source kind. Nil means all.Find: those that ship. A measurement brings its own.
+	Connectors func(kind string) (source.Connector, error)
 	// Log is where the runner logs. Nil means slog.Default.
 	Log *slog.Logger
 }
@@ -135,6 +139,9 @@ func (c *Config) prepare() (*credential, error) {
 	}
 	if c.Concurrency == 0 {
 		c.Concurrency = DefaultConcurrency
+	}
+	if c.Connectors == nil {
+		c.Connectors = all.Find
 	}
 	if c.DrainGrace == 0 {
 		c.DrainGrace = DefaultDrainGrace
