@@ -230,7 +230,7 @@ func TestTenantsAreApart(t *testing.T) {
 		t.Errorf("the list of keys is %s", a.body)
 	}
 	for _, path := range []string{"/api/service-account-keys", "/api/people", "/api/audit", "/api/runners"} {
-		if a := s.call(t, stranger, http.MethodGet, path, ""); a.StatusCode != 200 || strings.Contains(string(a.body), "edge") || strings.Contains(string(a.body), "rita") {
+		if a := s.call(t, stranger, http.MethodGet, path, ""); a.StatusCode != http.StatusOK || strings.Contains(string(a.body), "edge") || strings.Contains(string(a.body), "rita") {
 			t.Errorf("%s shows another tenant: %s", path, a.body)
 		}
 	}
@@ -309,12 +309,12 @@ func TestRequestsThatAreRefused(t *testing.T) {
 	// A refused fetch has the id under which it is in the audit.
 	a := s.call(t, writer, "POST", "/api/fetches", `{"runnerId":"ghost","source":{"kind":"file"}}`, "Accept", "text/csv")
 	id := a.Header.Get("Runbus-Dispatch-Id")
-	if a.StatusCode != 404 || id == "" || !bytes.Contains(a.body, []byte(id)) {
+	if a.StatusCode != http.StatusNotFound || id == "" || !bytes.Contains(a.body, []byte(id)) {
 		t.Errorf("%d, dispatch %q: %s", a.StatusCode, id, a.body)
 	}
 	// The largest fetch that is taken fits into a message of the bus: what refuses it is not its size.
 	a = s.call(t, writer, "POST", "/api/fetches", `{"runnerId":"ghost","source":{"kind":"file"},"query":"`+long[:500<<10]+`"}`)
-	if a.StatusCode != 404 {
+	if a.StatusCode != http.StatusNotFound {
 		t.Errorf("a large query: %d %s", a.StatusCode, clipped(a.body))
 	}
 }

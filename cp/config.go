@@ -1,7 +1,6 @@
 package cp
 
 import (
-	"fmt"
 	"log/slog"
 	"net"
 	"strconv"
@@ -151,7 +150,7 @@ func (c *Config) scheme() string {
 
 func (c *Config) busURL(addr string) string {
 	if c.PlaintextNATS {
-		return fmt.Sprintf("nats://%s", addr)
+		return "nats://" + addr
 	}
-	return fmt.Sprintf("tls://%s", addr)
+	return "tls://" + addr
 }

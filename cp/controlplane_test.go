@@ -102,7 +102,7 @@ func TestStartRefusals(t *testing.T) {
 	c := start(t, testConfig(t, dir))
 	defer c.Stop()
 	open := filepath.Join(t.TempDir(), "open")
-	if err := os.Mkdir(open, 0o755); err != nil { //nolint:gosec // what is to be refused
+	if err := os.Mkdir(open, 0o755); err != nil { // what is to be refused
 		t.Fatal(err)
 	}
 	taken := func(change func(*Config)) Config {

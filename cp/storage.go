@@ -43,7 +43,7 @@ func probeDisk(dir string) error {
 	if err != nil {
 		return err
 	}
-	defer os.Remove(f.Name())
+	defer os.Remove(f.Name()) //nolint:errcheck // best effort: a leftover does no harm
 	_, err = f.Write(make([]byte, probeBytes))
 	if err == nil {
 		err = f.Sync()

@@ -1,6 +1,7 @@
 package bustest
 
 import (
+	"context"
 	"io"
 	"net"
 	"sync"
@@ -22,7 +23,7 @@ type Proxy struct {
 // NewProxy listens on a free port of 127.0.0.1 in front of target until the test ends.
 func NewProxy(t testing.TB, target string) *Proxy {
 	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -43,7 +44,7 @@ func (p *Proxy) Addr() string { return p.listener.Addr().String() }
 
 // Dial connects to the proxy whatever the address is: a nats.CustomDialer.
 func (p *Proxy) Dial(network, _ string) (net.Conn, error) {
-	return net.Dial(network, p.Addr())
+	return new(net.Dialer).DialContext(context.Background(), network, p.Addr())
 }
 
 func (p *Proxy) accept() {
@@ -57,7 +58,7 @@ func (p *Proxy) accept() {
 }
 
 func (p *Proxy) link(client *net.TCPConn) {
-	c, err := net.Dial("tcp", p.target)
+	c, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.target)
 	if err != nil {
 		_ = client.Close()
 		return

@@ -245,7 +245,7 @@ func (v *verifier) table(pos int) table {
 	if !v.at(pos, 4) {
 		return t
 	}
-	t.vtable = pos - int(int32(binary.LittleEndian.Uint32(v.b[pos:]))) //nolint:gosec // it is signed
+	t.vtable = pos - int(int32(binary.LittleEndian.Uint32(v.b[pos:]))) // it is signed
 	if !v.at(t.vtable, 4) {
 		return t
 	}
@@ -280,7 +280,7 @@ func (t table) byte(i int) byte {
 
 func (t table) int64(i int) int64 {
 	if p := t.slot(i, 8); p != 0 {
-		return int64(binary.LittleEndian.Uint64(t.b[p:])) //nolint:gosec // it is signed
+		return int64(binary.LittleEndian.Uint64(t.b[p:])) // it is signed
 	}
 	return 0
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // Problem is every error of this API but 401: RFC 9457 problem details with the stable code and what to do.
-type Problem struct {
+type Problem struct { //nolint:errname // its name in RFC 9457 and in the OpenAPI document
 	Type   string              `json:"type" example:"about:blank" doc:"Always about:blank: the code tells the problem"`
 	Title  string              `json:"title" doc:"Text of the HTTP status"`
 	Status int                 `json:"status"`

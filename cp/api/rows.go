@@ -56,7 +56,7 @@ func decodeRows(r io.Reader, w rowWriter) (err error) {
 	switch n, err := r.Read(make([]byte, 1)); {
 	case n > 0:
 		return errors.New("the result is not a valid Arrow stream: it goes on after its end")
-	case err != nil && err != io.EOF: //nolint:errorlint // a reader returns io.EOF itself
+	case err != nil && err != io.EOF:
 		return err
 	}
 	return nil

@@ -31,7 +31,7 @@ func TestFetch(t *testing.T) {
 	r := w.assignment.GetRequest()
 	if r.GetMaxRows() != 10_000_000 || r.GetMaxBytes() != 4<<30 || w.assignment.GetCredentialsFollow() ||
 		w.assignment.GetSession() != e.runner.Session || w.assignment.GetReplica() != e.d.Replica() ||
-		w.assignment.GetAcceptBy().AsTime().Sub(time.Now()) > 2*time.Second || w.assignment.GetDeadline().AsTime().Sub(time.Now()) < 9*time.Minute {
+		time.Until(w.assignment.GetAcceptBy().AsTime()) > 2*time.Second || time.Until(w.assignment.GetDeadline().AsTime()) < 9*time.Minute {
 		t.Errorf("assignment = %v", w.assignment)
 	}
 	list := e.d.Running(rt.Tenant)

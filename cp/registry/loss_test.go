@@ -30,7 +30,7 @@ func TestLoss(t *testing.T) {
 		"replaced": {func(*rt.Runner) { s.Enrol(t, key, "replaced") }, "a new process took its id"},
 		"goodbye":  {func(r *rt.Runner) { r.Goodbye(t, "SIGTERM") }, "it said goodbye (SIGTERM)"},
 		"cut":      {func(r *rt.Runner) { r.Cut() }, "its link was cut and was not back within 300ms"},
-		"revoked": {func(r *rt.Runner) {
+		"revoked": {func(*rt.Runner) {
 			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, "sa-other")
 			rt.Must(t, err)
 		}, "its service-account key was revoked"},

@@ -83,7 +83,7 @@ type Registry struct {
 	metrics    *metrics
 	subs       []*nats.Subscription
 
-	life    context.Context // ends with Close
+	life    context.Context //nolint:containedctx // the life of what is being served, which outlives New; ends with Close
 	end     context.CancelFunc
 	serving sync.WaitGroup
 	slots   chan struct{} // serveLimit
