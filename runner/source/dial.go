@@ -15,12 +15,20 @@ import (
 // dialTimeout bounds a dial whose dialer and context have no limit.
 const dialTimeout = 30 * time.Second
 
-// GuardedDial returns the dial hook of a runner (Env.Dial): it resolves the name, refuses if any address that comes out is a
-// cloud-metadata or link-local one, in whatever form it is written or embedded (SPEC E12), and dials exactly the addresses it
-// checked, one after the other, so that no second resolution can put another in their place. Refusals have CodeForbiddenHop
-// and name the rule. Only tcp, tcp4 and tcp6. Of base it uses resolver, timeout, keep-alive and local address; nil is a
-// net.Dialer with a timeout of 30 s. Safe for concurrent use.
+// Permit decides over one address that a dial would go to: host is as it was asked for, ip what it resolved to, unmapped and
+// without a zone. Nil lets it pass.
+type Permit func(host string, ip netip.Addr, port uint16) error
+
+// GuardedDial is GuardedDialBy without rules beside the fixed ones.
 func GuardedDial(base *net.Dialer) func(ctx context.Context, network, addr string) (net.Conn, error) {
+	return GuardedDialBy(base, nil)
+}
+
+// GuardedDialBy returns the dial hook of a runner (Env.Dial): it resolves the name, checks what comes out as ResolveFor does, and
+// dials exactly the addresses it checked, one after the other, so that no second resolution can put another in their place. Only
+// tcp, tcp4 and tcp6. Of base it uses resolver, timeout, keep-alive and local address; nil is a net.Dialer with a timeout of 30 s.
+// Safe for concurrent use if permit is.
+func GuardedDialBy(base *net.Dialer, permit Permit) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	if base == nil {
 		base = &net.Dialer{}
 	}
@@ -28,35 +36,69 @@ func GuardedDial(base *net.Dialer) func(ctx context.Context, network, addr strin
 	if dialer.Timeout <= 0 {
 		dialer.Timeout = dialTimeout
 	}
-	resolver := dialer.Resolver
-	if resolver == nil {
-		resolver = net.DefaultResolver
-	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
-		lookup, ok := map[string]string{"tcp": "ip", "tcp4": "ip4", "tcp6": "ip6"}[network]
-		if !ok {
-			return nil, schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial over %q, only over tcp", clip(network, 20))
+		ctx, cancel := context.WithTimeout(ctx, dialer.Timeout)
+		defer cancel()
+		addrs, err := ResolveFor(ctx, dialer.Resolver, network, addr, permit)
+		if err != nil {
+			return nil, err
 		}
 		host, port, err := net.SplitHostPort(addr)
 		if err != nil {
-			return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not host:port", clip(addr, 200))
-		}
-		if err := checkName(host); err != nil {
 			return nil, err
-		}
-		ctx, cancel := context.WithTimeout(ctx, dialer.Timeout)
-		defer cancel()
-		addrs, err := resolver.LookupNetIP(ctx, lookup, host)
-		if err != nil {
-			return nil, fmt.Errorf("dial %s: %w", host, err)
-		}
-		for _, ip := range addrs {
-			if rule := forbidden(ip); rule != "" {
-				return nil, refused(host, ip, rule)
-			}
 		}
 		return dialEach(ctx, &dialer, network, port, host, addrs)
 	}
+}
+
+// ResolveFor is the addresses a dial to addr may go to. It refuses all if any address that comes out is a cloud-metadata or
+// link-local one, in whatever form it is written or embedded (SPEC E12); no permit can allow those. Then permit, if not nil, decides
+// over each: what it refuses is left out, and if nothing is left its first refusal is the error. Refusals have CodeForbiddenHop and
+// name the rule. A nil resolver is the system's.
+func ResolveFor(ctx context.Context, resolver *net.Resolver, network, addr string, permit Permit) ([]netip.Addr, error) {
+	lookup, ok := map[string]string{"tcp": "ip", "tcp4": "ip4", "tcp6": "ip6"}[network]
+	if !ok {
+		return nil, schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial over %q, only over tcp", clip(network, 20))
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not host:port", clip(addr, 200))
+	}
+	if err := checkName(host); err != nil {
+		return nil, err
+	}
+	if resolver == nil {
+		resolver = net.DefaultResolver
+	}
+	addrs, err := resolver.LookupNetIP(ctx, lookup, host)
+	if err != nil {
+		return nil, fmt.Errorf("dial %s: %w", host, err)
+	}
+	for _, ip := range addrs {
+		if rule := forbidden(ip); rule != "" {
+			return nil, refused(host, ip, rule)
+		}
+	}
+	if permit == nil {
+		return addrs, nil
+	}
+	number, err := net.DefaultResolver.LookupPort(ctx, network, port) // a rule is about a number
+	if err != nil {
+		return nil, schemas.Errorf(schemas.CodeBadSource, "%q has no port", clip(addr, 200))
+	}
+	var allowed []netip.Addr
+	var first error
+	for _, ip := range addrs {
+		if err := permit(host, ip.WithZone("").Unmap(), uint16(number)); err == nil { //nolint:gosec // LookupPort's are 0-65535
+			allowed = append(allowed, ip)
+		} else if first == nil {
+			first = err
+		}
+	}
+	if len(allowed) == 0 && first != nil {
+		return nil, first
+	}
+	return allowed, nil
 }
 
 // dialEach dials the addresses in the resolver's order until one answers. Each gets its share of the time left.
@@ -169,7 +211,10 @@ var (
 	teredo     = netip.MustParsePrefix("2001::/32")       // RFC 4380
 )
 
-// embedded are the IPv4 addresses that an IPv6 address may carry.
+// Embedded are the IPv4 addresses that an IPv6 address may carry, in every form of translation and tunnel: a rule against one of
+// them is a rule against ip too.
+func Embedded(ip netip.Addr) []netip.Addr { return embedded(ip) }
+
 func embedded(ip netip.Addr) []netip.Addr {
 	if !ip.Is6() {
 		return nil

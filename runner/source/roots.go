@@ -23,7 +23,10 @@ const maxMatches = 10_000
 //
 // A path is absolute and below a root, or relative: then it is the first root's that has it. Errors have CodeForbidden for
 // what may not be read and CodeSource, in the system's words, for what can't.
-type Roots struct{ roots []root }
+type Roots struct {
+	roots []root
+	check func(asked, real string) error // of By; may be nil
+}
 
 type root struct {
 	path string // as in the list, cleaned
@@ -58,6 +61,33 @@ func OpenRoots(list string) (*Roots, error) {
 		r.roots = append(r.roots, root{path: dir, real: real, dir: opened})
 	}
 	return r, nil
+}
+
+// By is r with one check more: before a file is read, check gets its path as it was asked for, absolute and clean, and its real
+// path with every symbolic link resolved, and its error is returned. The result shares the folders of r and must not be closed.
+func (r *Roots) By(check func(asked, real string) error) *Roots {
+	if r == nil {
+		return nil
+	}
+	return &Roots{roots: r.roots, check: check}
+}
+
+// permit asks the check of By about a file that exists, and returns the file's real path and identity there.
+func (r *Roots) permit(at root, rel, name string) (string, fs.FileInfo, error) {
+	resolved, err := filepath.EvalSymlinks(filepath.Join(at.real, rel))
+	if err != nil {
+		return "", nil, fileError("open", name, err)
+	}
+	now, err := os.Lstat(resolved)
+	if err != nil {
+		return "", nil, fileError("open", name, err)
+	}
+	if r.check != nil {
+		if err := r.check(filepath.Join(at.path, rel), resolved); err != nil {
+			return "", nil, err
+		}
+	}
+	return resolved, now, nil
 }
 
 // Close releases the roots. Files opened before stay open.
@@ -95,6 +125,16 @@ func (r *Roots) Open(name string) (*os.File, error) {
 	if !info.Mode().IsRegular() {
 		_ = f.Close()
 		return nil, notRegular(name, info)
+	}
+	if r.check != nil {
+		_, real, err := r.permit(at, rel, name)
+		if err == nil && !os.SameFile(info, real) {
+			err = changed(name)
+		}
+		if err != nil {
+			_ = f.Close()
+			return nil, err
+		}
 	}
 	return f, nil
 }
@@ -136,6 +176,11 @@ func (r *Roots) Glob(pattern string) ([]string, error) {
 			case !info.Mode().IsRegular():
 				return nil, notRegular(name, info)
 			default:
+				if r.check != nil {
+					if _, _, err := r.permit(place.root, filepath.FromSlash(match), name); err != nil {
+						return nil, err
+					}
+				}
 				found = append(found, name)
 			}
 		}
@@ -184,6 +229,11 @@ func (r *Roots) literal(name string) ([]string, error) {
 	if _, err := at.regular(rel, name); err != nil {
 		return nil, err
 	}
+	if r.check != nil {
+		if _, _, err := r.permit(at, rel, name); err != nil {
+			return nil, err
+		}
+	}
 	return []string{filepath.Join(at.path, rel)}, nil
 }
 
@@ -199,18 +249,18 @@ func (r *Roots) Resolve(name string) (string, fs.FileInfo, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	resolved, err := filepath.EvalSymlinks(filepath.Join(at.real, rel))
+	resolved, now, err := r.permit(at, rel, name)
 	if err != nil {
-		return "", nil, fileError("open", name, err)
-	}
-	now, err := os.Lstat(resolved)
-	if err != nil {
-		return "", nil, fileError("open", name, err)
+		return "", nil, err
 	}
 	if _, inside := below(at.real, resolved); !inside || !os.SameFile(info, now) {
-		return "", nil, schemas.Errorf(schemas.CodeForbidden, "%q was changed while it was opened", clip(name, 200))
+		return "", nil, changed(name)
 	}
 	return resolved, info, nil
+}
+
+func changed(name string) error {
+	return schemas.Errorf(schemas.CodeForbidden, "%q was changed while it was opened", clip(name, 200))
 }
 
 // regular is the identity of a regular file.

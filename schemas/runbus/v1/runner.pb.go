@@ -106,7 +106,13 @@ type RunnerHello struct {
 	Draining          bool     `protobuf:"varint,23,opt,name=draining,proto3" json:"draining,omitempty"`
 	// The session this process had before its link was cut; empty in its first hello. If the runner's key now holds the session
 	// of another process, this one was replaced meanwhile: it is told so and does not take the id back (SPEC E8).
-	Session       string `protobuf:"bytes,24,opt,name=session,proto3" json:"session,omitempty"`
+	Session string `protobuf:"bytes,24,opt,name=session,proto3" json:"session,omitempty"`
+	// The local policy in force on the runner's host; absent from runners that know none.
+	Policy *RunnerPolicy `protobuf:"bytes,25,opt,name=policy,proto3" json:"policy,omitempty"`
+	// Asks only whether this runner would be enrolled (core-runner doctor): key, signature and binding are checked, and nothing is
+	// bound, recorded or replaced. The answer has no session. A probe has no sealing key, so that a control plane that does not know
+	// probes refuses it instead of enrolling it.
+	Probe         bool `protobuf:"varint,26,opt,name=probe,proto3" json:"probe,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -239,6 +245,127 @@ func (x *RunnerHello) GetSession() string {
 	return ""
 }
 
+func (x *RunnerHello) GetPolicy() *RunnerPolicy {
+	if x != nil {
+		return x.Policy
+	}
+	return nil
+}
+
+func (x *RunnerHello) GetProbe() bool {
+	if x != nil {
+		return x.Probe
+	}
+	return false
+}
+
+// RunnerPolicy tells of a runner's local policy what the control plane may see and can't change (SPEC E12): its identity, never
+// the hosts, addresses and paths in it.
+type RunnerPolicy struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SHA-256 of its normal form, hex; empty when the runner has no policy and allows everything but cloud metadata.
+	Digest string `protobuf:"bytes,1,opt,name=digest,proto3" json:"digest,omitempty"`
+	// `allow` or `deny`: what no rule decides.
+	DefaultVerdict string `protobuf:"bytes,2,opt,name=default_verdict,json=defaultVerdict,proto3" json:"default_verdict,omitempty"`
+	AllowRules     int32  `protobuf:"varint,3,opt,name=allow_rules,json=allowRules,proto3" json:"allow_rules,omitempty"`
+	DenyRules      int32  `protobuf:"varint,4,opt,name=deny_rules,json=denyRules,proto3" json:"deny_rules,omitempty"`
+	// Names of its rules, or places such as `allow #2`; at most 100.
+	RuleNames []string `protobuf:"bytes,5,rep,name=rule_names,json=ruleNames,proto3" json:"rule_names,omitempty"`
+	// True when the runner keeps a journal of every fetch.
+	Journal bool `protobuf:"varint,6,opt,name=journal,proto3" json:"journal,omitempty"`
+	// The last record of that journal when the hello was said: number and SHA-256, an anchor outside of the host.
+	JournalSeq    uint64 `protobuf:"varint,7,opt,name=journal_seq,json=journalSeq,proto3" json:"journal_seq,omitempty"`
+	JournalHead   string `protobuf:"bytes,8,opt,name=journal_head,json=journalHead,proto3" json:"journal_head,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerPolicy) Reset() {
+	*x = RunnerPolicy{}
+	mi := &file_runbus_v1_runner_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerPolicy) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerPolicy) ProtoMessage() {}
+
+func (x *RunnerPolicy) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_runner_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerPolicy.ProtoReflect.Descriptor instead.
+func (*RunnerPolicy) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RunnerPolicy) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *RunnerPolicy) GetDefaultVerdict() string {
+	if x != nil {
+		return x.DefaultVerdict
+	}
+	return ""
+}
+
+func (x *RunnerPolicy) GetAllowRules() int32 {
+	if x != nil {
+		return x.AllowRules
+	}
+	return 0
+}
+
+func (x *RunnerPolicy) GetDenyRules() int32 {
+	if x != nil {
+		return x.DenyRules
+	}
+	return 0
+}
+
+func (x *RunnerPolicy) GetRuleNames() []string {
+	if x != nil {
+		return x.RuleNames
+	}
+	return nil
+}
+
+func (x *RunnerPolicy) GetJournal() bool {
+	if x != nil {
+		return x.Journal
+	}
+	return false
+}
+
+func (x *RunnerPolicy) GetJournalSeq() uint64 {
+	if x != nil {
+		return x.JournalSeq
+	}
+	return 0
+}
+
+func (x *RunnerPolicy) GetJournalHead() string {
+	if x != nil {
+		return x.JournalHead
+	}
+	return ""
+}
+
 // EnrollmentAccepted answers a hello, or refuses it with `error`.
 type EnrollmentAccepted struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -248,7 +375,7 @@ type EnrollmentAccepted struct {
 	TenantId string `protobuf:"bytes,32,opt,name=tenant_id,json=tenantId,proto3" json:"tenant_id,omitempty"`
 	// 15 (SPEC E6).
 	HeartbeatIntervalSeconds int32 `protobuf:"varint,33,opt,name=heartbeat_interval_seconds,json=heartbeatIntervalSeconds,proto3" json:"heartbeat_interval_seconds,omitempty"`
-	// 128 random bits, hex. The runner subscribes `work.<session>` and `control.<session>`.
+	// 128 random bits, hex. The runner subscribes `work.<session>` and `control.<session>`. Empty in the answer to a probe.
 	Session    string                 `protobuf:"bytes,34,opt,name=session,proto3" json:"session,omitempty"`
 	ServerTime *timestamppb.Timestamp `protobuf:"bytes,35,opt,name=server_time,json=serverTime,proto3" json:"server_time,omitempty"`
 	Error      *ErrorDetail           `protobuf:"bytes,36,opt,name=error,proto3" json:"error,omitempty"`
@@ -262,7 +389,7 @@ type EnrollmentAccepted struct {
 
 func (x *EnrollmentAccepted) Reset() {
 	*x = EnrollmentAccepted{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[1]
+	mi := &file_runbus_v1_runner_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -274,7 +401,7 @@ func (x *EnrollmentAccepted) String() string {
 func (*EnrollmentAccepted) ProtoMessage() {}
 
 func (x *EnrollmentAccepted) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[1]
+	mi := &file_runbus_v1_runner_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -287,7 +414,7 @@ func (x *EnrollmentAccepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnrollmentAccepted.ProtoReflect.Descriptor instead.
 func (*EnrollmentAccepted) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{1}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *EnrollmentAccepted) GetRunnerId() string {
@@ -362,7 +489,7 @@ type RunnerHeartbeat struct {
 
 func (x *RunnerHeartbeat) Reset() {
 	*x = RunnerHeartbeat{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[2]
+	mi := &file_runbus_v1_runner_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -374,7 +501,7 @@ func (x *RunnerHeartbeat) String() string {
 func (*RunnerHeartbeat) ProtoMessage() {}
 
 func (x *RunnerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[2]
+	mi := &file_runbus_v1_runner_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -387,7 +514,7 @@ func (x *RunnerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerHeartbeat.ProtoReflect.Descriptor instead.
 func (*RunnerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{2}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *RunnerHeartbeat) GetSession() string {
@@ -451,7 +578,7 @@ type RunnerGoodbye struct {
 
 func (x *RunnerGoodbye) Reset() {
 	*x = RunnerGoodbye{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[3]
+	mi := &file_runbus_v1_runner_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -463,7 +590,7 @@ func (x *RunnerGoodbye) String() string {
 func (*RunnerGoodbye) ProtoMessage() {}
 
 func (x *RunnerGoodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[3]
+	mi := &file_runbus_v1_runner_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -476,7 +603,7 @@ func (x *RunnerGoodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerGoodbye.ProtoReflect.Descriptor instead.
 func (*RunnerGoodbye) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{3}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *RunnerGoodbye) GetSession() string {
@@ -523,7 +650,7 @@ type RunnerControl struct {
 
 func (x *RunnerControl) Reset() {
 	*x = RunnerControl{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[4]
+	mi := &file_runbus_v1_runner_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -535,7 +662,7 @@ func (x *RunnerControl) String() string {
 func (*RunnerControl) ProtoMessage() {}
 
 func (x *RunnerControl) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[4]
+	mi := &file_runbus_v1_runner_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -548,7 +675,7 @@ func (x *RunnerControl) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerControl.ProtoReflect.Descriptor instead.
 func (*RunnerControl) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{4}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunnerControl) GetId() string {
@@ -693,7 +820,7 @@ type CancelOrder struct {
 
 func (x *CancelOrder) Reset() {
 	*x = CancelOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[5]
+	mi := &file_runbus_v1_runner_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -705,7 +832,7 @@ func (x *CancelOrder) String() string {
 func (*CancelOrder) ProtoMessage() {}
 
 func (x *CancelOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[5]
+	mi := &file_runbus_v1_runner_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -718,7 +845,7 @@ func (x *CancelOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CancelOrder.ProtoReflect.Descriptor instead.
 func (*CancelOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{5}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *CancelOrder) GetDispatchId() string {
@@ -744,7 +871,7 @@ type RehelloOrder struct {
 
 func (x *RehelloOrder) Reset() {
 	*x = RehelloOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[6]
+	mi := &file_runbus_v1_runner_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -756,7 +883,7 @@ func (x *RehelloOrder) String() string {
 func (*RehelloOrder) ProtoMessage() {}
 
 func (x *RehelloOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[6]
+	mi := &file_runbus_v1_runner_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -769,7 +896,7 @@ func (x *RehelloOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RehelloOrder.ProtoReflect.Descriptor instead.
 func (*RehelloOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{6}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{7}
 }
 
 // ReplacedOrder tells a process that another one took its id: it stops for good, exit status 10 (SPEC E8).
@@ -782,7 +909,7 @@ type ReplacedOrder struct {
 
 func (x *ReplacedOrder) Reset() {
 	*x = ReplacedOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[7]
+	mi := &file_runbus_v1_runner_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -794,7 +921,7 @@ func (x *ReplacedOrder) String() string {
 func (*ReplacedOrder) ProtoMessage() {}
 
 func (x *ReplacedOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[7]
+	mi := &file_runbus_v1_runner_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -807,7 +934,7 @@ func (x *ReplacedOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplacedOrder.ProtoReflect.Descriptor instead.
 func (*ReplacedOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{7}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *ReplacedOrder) GetReason() string {
@@ -827,7 +954,7 @@ type GoodbyeOrder struct {
 
 func (x *GoodbyeOrder) Reset() {
 	*x = GoodbyeOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[8]
+	mi := &file_runbus_v1_runner_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -839,7 +966,7 @@ func (x *GoodbyeOrder) String() string {
 func (*GoodbyeOrder) ProtoMessage() {}
 
 func (x *GoodbyeOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[8]
+	mi := &file_runbus_v1_runner_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -852,7 +979,7 @@ func (x *GoodbyeOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoodbyeOrder.ProtoReflect.Descriptor instead.
 func (*GoodbyeOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{8}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *GoodbyeOrder) GetReason() string {
@@ -872,7 +999,7 @@ type DrainOrder struct {
 
 func (x *DrainOrder) Reset() {
 	*x = DrainOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[9]
+	mi := &file_runbus_v1_runner_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -884,7 +1011,7 @@ func (x *DrainOrder) String() string {
 func (*DrainOrder) ProtoMessage() {}
 
 func (x *DrainOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[9]
+	mi := &file_runbus_v1_runner_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -897,7 +1024,7 @@ func (x *DrainOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainOrder.ProtoReflect.Descriptor instead.
 func (*DrainOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{9}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *DrainOrder) GetGrace() *durationpb.Duration {
@@ -916,7 +1043,7 @@ type MoveOrder struct {
 
 func (x *MoveOrder) Reset() {
 	*x = MoveOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[10]
+	mi := &file_runbus_v1_runner_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -928,7 +1055,7 @@ func (x *MoveOrder) String() string {
 func (*MoveOrder) ProtoMessage() {}
 
 func (x *MoveOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[10]
+	mi := &file_runbus_v1_runner_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -941,7 +1068,7 @@ func (x *MoveOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveOrder.ProtoReflect.Descriptor instead.
 func (*MoveOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{10}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{11}
 }
 
 // HealthOrder asks for a RunnerHealth. It never touches a source.
@@ -953,7 +1080,7 @@ type HealthOrder struct {
 
 func (x *HealthOrder) Reset() {
 	*x = HealthOrder{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[11]
+	mi := &file_runbus_v1_runner_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -965,7 +1092,7 @@ func (x *HealthOrder) String() string {
 func (*HealthOrder) ProtoMessage() {}
 
 func (x *HealthOrder) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[11]
+	mi := &file_runbus_v1_runner_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -978,7 +1105,7 @@ func (x *HealthOrder) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HealthOrder.ProtoReflect.Descriptor instead.
 func (*HealthOrder) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{11}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{12}
 }
 
 // RunnerControlReply answers a RunnerControl on `reply.<replica>.<id>`.
@@ -993,7 +1120,7 @@ type RunnerControlReply struct {
 
 func (x *RunnerControlReply) Reset() {
 	*x = RunnerControlReply{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[12]
+	mi := &file_runbus_v1_runner_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1132,7 @@ func (x *RunnerControlReply) String() string {
 func (*RunnerControlReply) ProtoMessage() {}
 
 func (x *RunnerControlReply) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[12]
+	mi := &file_runbus_v1_runner_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1145,7 @@ func (x *RunnerControlReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerControlReply.ProtoReflect.Descriptor instead.
 func (*RunnerControlReply) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{12}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RunnerControlReply) GetId() string {
@@ -1056,7 +1183,7 @@ type RunnerHealth struct {
 
 func (x *RunnerHealth) Reset() {
 	*x = RunnerHealth{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	mi := &file_runbus_v1_runner_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1068,7 +1195,7 @@ func (x *RunnerHealth) String() string {
 func (*RunnerHealth) ProtoMessage() {}
 
 func (x *RunnerHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	mi := &file_runbus_v1_runner_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1081,7 +1208,7 @@ func (x *RunnerHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerHealth.ProtoReflect.Descriptor instead.
 func (*RunnerHealth) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{13}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunnerHealth) GetInFlight() int32 {
@@ -1123,7 +1250,7 @@ var File_runbus_v1_runner_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\n" +
-	"\x16runbus/v1/runner.proto\x12\trunbus.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xab\x03\n" +
+	"\x16runbus/v1/runner.proto\x12\trunbus.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xf2\x03\n" +
 	"\vRunnerHello\x12\x1b\n" +
 	"\trunner_id\x18\v \x01(\tR\brunnerId\x12\x12\n" +
 	"\x04name\x18\f \x01(\tR\x04name\x12\x18\n" +
@@ -1141,7 +1268,22 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\tsignature\x18\x15 \x01(\fR\tsignature\x12-\n" +
 	"\x12running_dispatches\x18\x16 \x03(\tR\x11runningDispatches\x12\x1a\n" +
 	"\bdraining\x18\x17 \x01(\bR\bdraining\x12\x18\n" +
-	"\asession\x18\x18 \x01(\tR\asession\"\xd8\x02\n" +
+	"\asession\x18\x18 \x01(\tR\asession\x12/\n" +
+	"\x06policy\x18\x19 \x01(\v2\x17.runbus.v1.RunnerPolicyR\x06policy\x12\x14\n" +
+	"\x05probe\x18\x1a \x01(\bR\x05probe\"\x8c\x02\n" +
+	"\fRunnerPolicy\x12\x16\n" +
+	"\x06digest\x18\x01 \x01(\tR\x06digest\x12'\n" +
+	"\x0fdefault_verdict\x18\x02 \x01(\tR\x0edefaultVerdict\x12\x1f\n" +
+	"\vallow_rules\x18\x03 \x01(\x05R\n" +
+	"allowRules\x12\x1d\n" +
+	"\n" +
+	"deny_rules\x18\x04 \x01(\x05R\tdenyRules\x12\x1d\n" +
+	"\n" +
+	"rule_names\x18\x05 \x03(\tR\truleNames\x12\x18\n" +
+	"\ajournal\x18\x06 \x01(\bR\ajournal\x12\x1f\n" +
+	"\vjournal_seq\x18\a \x01(\x04R\n" +
+	"journalSeq\x12!\n" +
+	"\fjournal_head\x18\b \x01(\tR\vjournalHead\"\xd8\x02\n" +
 	"\x12EnrollmentAccepted\x12\x1b\n" +
 	"\trunner_id\x18\x1f \x01(\tR\brunnerId\x12\x1b\n" +
 	"\ttenant_id\x18  \x01(\tR\btenantId\x12<\n" +
@@ -1222,48 +1364,50 @@ func file_runbus_v1_runner_proto_rawDescGZIP() []byte {
 }
 
 var file_runbus_v1_runner_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runbus_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_runbus_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_runbus_v1_runner_proto_goTypes = []any{
 	(CancelState)(0),              // 0: runbus.v1.CancelState
 	(*RunnerHello)(nil),           // 1: runbus.v1.RunnerHello
-	(*EnrollmentAccepted)(nil),    // 2: runbus.v1.EnrollmentAccepted
-	(*RunnerHeartbeat)(nil),       // 3: runbus.v1.RunnerHeartbeat
-	(*RunnerGoodbye)(nil),         // 4: runbus.v1.RunnerGoodbye
-	(*RunnerControl)(nil),         // 5: runbus.v1.RunnerControl
-	(*CancelOrder)(nil),           // 6: runbus.v1.CancelOrder
-	(*RehelloOrder)(nil),          // 7: runbus.v1.RehelloOrder
-	(*ReplacedOrder)(nil),         // 8: runbus.v1.ReplacedOrder
-	(*GoodbyeOrder)(nil),          // 9: runbus.v1.GoodbyeOrder
-	(*DrainOrder)(nil),            // 10: runbus.v1.DrainOrder
-	(*MoveOrder)(nil),             // 11: runbus.v1.MoveOrder
-	(*HealthOrder)(nil),           // 12: runbus.v1.HealthOrder
-	(*RunnerControlReply)(nil),    // 13: runbus.v1.RunnerControlReply
-	(*RunnerHealth)(nil),          // 14: runbus.v1.RunnerHealth
-	(*timestamppb.Timestamp)(nil), // 15: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 16: runbus.v1.ErrorDetail
-	(*durationpb.Duration)(nil),   // 17: google.protobuf.Duration
+	(*RunnerPolicy)(nil),          // 2: runbus.v1.RunnerPolicy
+	(*EnrollmentAccepted)(nil),    // 3: runbus.v1.EnrollmentAccepted
+	(*RunnerHeartbeat)(nil),       // 4: runbus.v1.RunnerHeartbeat
+	(*RunnerGoodbye)(nil),         // 5: runbus.v1.RunnerGoodbye
+	(*RunnerControl)(nil),         // 6: runbus.v1.RunnerControl
+	(*CancelOrder)(nil),           // 7: runbus.v1.CancelOrder
+	(*RehelloOrder)(nil),          // 8: runbus.v1.RehelloOrder
+	(*ReplacedOrder)(nil),         // 9: runbus.v1.ReplacedOrder
+	(*GoodbyeOrder)(nil),          // 10: runbus.v1.GoodbyeOrder
+	(*DrainOrder)(nil),            // 11: runbus.v1.DrainOrder
+	(*MoveOrder)(nil),             // 12: runbus.v1.MoveOrder
+	(*HealthOrder)(nil),           // 13: runbus.v1.HealthOrder
+	(*RunnerControlReply)(nil),    // 14: runbus.v1.RunnerControlReply
+	(*RunnerHealth)(nil),          // 15: runbus.v1.RunnerHealth
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 17: runbus.v1.ErrorDetail
+	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
 }
 var file_runbus_v1_runner_proto_depIdxs = []int32{
-	15, // 0: runbus.v1.EnrollmentAccepted.server_time:type_name -> google.protobuf.Timestamp
-	16, // 1: runbus.v1.EnrollmentAccepted.error:type_name -> runbus.v1.ErrorDetail
-	17, // 2: runbus.v1.EnrollmentAccepted.grace:type_name -> google.protobuf.Duration
-	15, // 3: runbus.v1.RunnerHeartbeat.sent_at:type_name -> google.protobuf.Timestamp
-	6,  // 4: runbus.v1.RunnerControl.cancel:type_name -> runbus.v1.CancelOrder
-	7,  // 5: runbus.v1.RunnerControl.rehello:type_name -> runbus.v1.RehelloOrder
-	8,  // 6: runbus.v1.RunnerControl.replaced:type_name -> runbus.v1.ReplacedOrder
-	9,  // 7: runbus.v1.RunnerControl.goodbye:type_name -> runbus.v1.GoodbyeOrder
-	10, // 8: runbus.v1.RunnerControl.drain:type_name -> runbus.v1.DrainOrder
-	11, // 9: runbus.v1.RunnerControl.move:type_name -> runbus.v1.MoveOrder
-	12, // 10: runbus.v1.RunnerControl.health:type_name -> runbus.v1.HealthOrder
-	17, // 11: runbus.v1.DrainOrder.grace:type_name -> google.protobuf.Duration
-	0,  // 12: runbus.v1.RunnerControlReply.cancel_state:type_name -> runbus.v1.CancelState
-	14, // 13: runbus.v1.RunnerControlReply.health:type_name -> runbus.v1.RunnerHealth
-	15, // 14: runbus.v1.RunnerHealth.started_at:type_name -> google.protobuf.Timestamp
-	15, // [15:15] is the sub-list for method output_type
-	15, // [15:15] is the sub-list for method input_type
-	15, // [15:15] is the sub-list for extension type_name
-	15, // [15:15] is the sub-list for extension extendee
-	0,  // [0:15] is the sub-list for field type_name
+	2,  // 0: runbus.v1.RunnerHello.policy:type_name -> runbus.v1.RunnerPolicy
+	16, // 1: runbus.v1.EnrollmentAccepted.server_time:type_name -> google.protobuf.Timestamp
+	17, // 2: runbus.v1.EnrollmentAccepted.error:type_name -> runbus.v1.ErrorDetail
+	18, // 3: runbus.v1.EnrollmentAccepted.grace:type_name -> google.protobuf.Duration
+	16, // 4: runbus.v1.RunnerHeartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	7,  // 5: runbus.v1.RunnerControl.cancel:type_name -> runbus.v1.CancelOrder
+	8,  // 6: runbus.v1.RunnerControl.rehello:type_name -> runbus.v1.RehelloOrder
+	9,  // 7: runbus.v1.RunnerControl.replaced:type_name -> runbus.v1.ReplacedOrder
+	10, // 8: runbus.v1.RunnerControl.goodbye:type_name -> runbus.v1.GoodbyeOrder
+	11, // 9: runbus.v1.RunnerControl.drain:type_name -> runbus.v1.DrainOrder
+	12, // 10: runbus.v1.RunnerControl.move:type_name -> runbus.v1.MoveOrder
+	13, // 11: runbus.v1.RunnerControl.health:type_name -> runbus.v1.HealthOrder
+	18, // 12: runbus.v1.DrainOrder.grace:type_name -> google.protobuf.Duration
+	0,  // 13: runbus.v1.RunnerControlReply.cancel_state:type_name -> runbus.v1.CancelState
+	15, // 14: runbus.v1.RunnerControlReply.health:type_name -> runbus.v1.RunnerHealth
+	16, // 15: runbus.v1.RunnerHealth.started_at:type_name -> google.protobuf.Timestamp
+	16, // [16:16] is the sub-list for method output_type
+	16, // [16:16] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_runbus_v1_runner_proto_init() }
@@ -1272,7 +1416,7 @@ func file_runbus_v1_runner_proto_init() {
 		return
 	}
 	file_runbus_v1_fetch_proto_init()
-	file_runbus_v1_runner_proto_msgTypes[4].OneofWrappers = []any{
+	file_runbus_v1_runner_proto_msgTypes[5].OneofWrappers = []any{
 		(*RunnerControl_Cancel)(nil),
 		(*RunnerControl_Rehello)(nil),
 		(*RunnerControl_Replaced)(nil),
@@ -1287,7 +1431,7 @@ func file_runbus_v1_runner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_runner_proto_rawDesc), len(file_runbus_v1_runner_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
