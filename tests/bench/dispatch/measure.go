@@ -1,0 +1,209 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"runtime/pprof"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+)
+
+// path is one dispatch from begin to end.
+type path func(ctx context.Context) error
+
+// figures are one repetition of one path.
+type figures struct {
+	perSecond float64
+	p50, p99  time.Duration
+	cpu       time.Duration // of both processes, a dispatch
+	runnerCPU time.Duration
+}
+
+type meter struct {
+	child    *child
+	settings settings
+}
+
+// measure runs p in a closed loop.
+func (m meter) measure(ctx context.Context, p path, inFlight int) (figures, error) {
+	if err := loop(ctx, p, inFlight, m.settings.warm, nil); err != nil {
+		return figures{}, err
+	}
+	runtime.GC()
+	hereBefore := cpuHere()
+	thereBefore, err := m.child.cpu()
+	if err != nil {
+		return figures{}, err
+	}
+	took := make([][]time.Duration, inFlight)
+	began := time.Now()
+	if err := loop(ctx, p, inFlight, m.settings.span, took); err != nil {
+		return figures{}, err
+	}
+	elapsed := time.Since(began)
+	here := cpuHere() - hereBefore
+	there, err := m.child.cpu()
+	if err != nil {
+		return figures{}, err
+	}
+	there -= thereBefore
+	all := slices.Concat(took...)
+	slices.Sort(all)
+	n := len(all)
+	if n == 0 {
+		return figures{}, fmt.Errorf("no dispatch ended within %s", m.settings.span)
+	}
+	return figures{
+		perSecond: float64(n) / elapsed.Seconds(), p50: all[n/2], p99: all[n*99/100],
+		cpu: (here + there) / time.Duration(n), runnerCPU: there / time.Duration(n),
+	}, nil
+}
+
+// loop keeps inFlight dispatches under way for span. The times go into took if it is not nil.
+func loop(ctx context.Context, p path, inFlight int, span time.Duration, took [][]time.Duration) error {
+	end := time.Now().Add(span)
+	failed := make(chan error, inFlight)
+	var all sync.WaitGroup
+	for i := range inFlight {
+		all.Go(func() {
+			for {
+				began := time.Now()
+				if began.After(end) {
+					return
+				}
+				if err := p(ctx); err != nil {
+					failed <- err
+					return
+				}
+				if took != nil {
+					took[i] = append(took[i], time.Since(began))
+				}
+			}
+		})
+	}
+	all.Wait()
+	select {
+	case err := <-failed:
+		return err
+	default:
+		return ctx.Err()
+	}
+}
+
+func cpuHere() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		return 0
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// compare measures the paths in turns and prints the tables.
+func (m meter) compare(ctx context.Context, paths map[string]path) error {
+	names := m.settings.paths
+	fmt.Printf("%-9s %-8s %12s %10s %10s %14s %14s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner")
+	type row struct {
+		level int
+		of    map[string][]figures
+	}
+	var rows []row
+	for _, level := range m.settings.levels {
+		r := row{level, map[string][]figures{}}
+		for i := range m.settings.repeat {
+			for j := range names {
+				name := names[(i+j)%len(names)] // who goes first changes
+				f, err := m.measure(ctx, paths[name], level)
+				if err != nil {
+					return fmt.Errorf("%s at %d: %w", name, level, err)
+				}
+				r.of[name] = append(r.of[name], f)
+			}
+		}
+		rows = append(rows, r)
+		for _, name := range names {
+			f := r.of[name]
+			fmt.Printf("%-9d %-8s %12.0f %10s %10s %14s %14s\n", level, name, median(f, perSecond),
+				micro(median(f, p50)), micro(median(f, p99)), micro(median(f, cpu)), micro(median(f, runnerCPU)))
+		}
+		if m.settings.profile != "" {
+			for _, name := range names {
+				if err := m.profile(ctx, name, paths[name], level); err != nil {
+					return err
+				}
+			}
+		}
+	}
+	if !slices.Contains(names, "product") || len(names) == 1 {
+		return nil
+	}
+	fmt.Printf("\nproduct against the others: medians of the ratios of one repetition\n%-9s %-8s %12s %10s %10s %14s\n",
+		"in flight", "against", "throughput", "p50", "p99", "CPU/dispatch")
+	for _, r := range rows {
+		for _, name := range names {
+			if name == "product" {
+				continue
+			}
+			ratio := func(get func(figures) float64) float64 {
+				var all []float64
+				for i, f := range r.of["product"] {
+					all = append(all, get(f)/get(r.of[name][i]))
+				}
+				return middle(all)
+			}
+			fmt.Printf("%-9d %-8s %12.2f %10.2f %10.2f %14.2f\n", r.level, name, ratio(perSecond), ratio(p50), ratio(p99), ratio(cpu))
+		}
+	}
+	return nil
+}
+
+// profile runs a path once more under CPU profiles of both processes.
+func (m meter) profile(ctx context.Context, name string, p path, level int) error {
+	base := filepath.Join(m.settings.profile, fmt.Sprintf("%s-%d", name, level))
+	f, err := os.Create(base + "-plane.pprof")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if err := m.child.command("profile " + base + "-runner.pprof"); err != nil {
+		return err
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return err
+	}
+	err = loop(ctx, p, level, 3*time.Second, nil)
+	pprof.StopCPUProfile()
+	if err := m.child.command("profiled"); err != nil {
+		return err
+	}
+	return err
+}
+
+func perSecond(f figures) float64 { return f.perSecond }
+func p50(f figures) float64       { return float64(f.p50) }
+func p99(f figures) float64       { return float64(f.p99) }
+func cpu(f figures) float64       { return float64(f.cpu) }
+func runnerCPU(f figures) float64 { return float64(f.runnerCPU) }
+
+func micro(ns float64) string { return fmt.Sprintf("%.0f us", ns/1000) }
+
+func median(all []figures, get func(figures) float64) float64 {
+	var values []float64
+	for _, f := range all {
+		values = append(values, get(f))
+	}
+	return middle(values)
+}
+
+// middle is the median.
+func middle(values []float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	slices.Sort(values)
+	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
+}
