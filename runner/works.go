@@ -14,8 +14,8 @@ import (
 // seenMost bounds the memory of dispatch ids; an assignment is accepted for seconds only, so older ids can't come back.
 const seenMost = 16384
 
-// mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, each with a
-// window of chunks at most: callers that take nothing must not fill this process's memory.
+// mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, or the number
+// of slots if that is more; each has a window of chunks at most: callers that take nothing must not fill this process's memory.
 const mostUndelivered = 16
 
 // mostOrphaned bounds those whose replica is silent in the same way. They don't keep a replica that has started anew from giving
@@ -121,7 +121,7 @@ func (w *works) refusal() error {
 	switch {
 	case w.isDrain:
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
-	case len(w.running) >= a.cfg.Concurrency, w.undelivered >= mostUndelivered:
+	case len(w.running) >= a.cfg.Concurrency, w.undelivered >= max(mostUndelivered, a.cfg.Concurrency):
 		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
 	}
 	return nil
