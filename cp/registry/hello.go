@@ -68,6 +68,9 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 	if err != nil {
 		return nil, err
 	}
+	if hello.GetProbe() {
+		return r.probed(ctx, ref, key)
+	}
 	if err := r.bind(ctx, ref, key, &hello); err != nil {
 		return nil, err
 	}
@@ -83,6 +86,24 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 	r.notes.add(ref, now.Name, now.Version, now.LastSeen)
 	return &runbusv1.EnrollmentAccepted{
 		RunnerId: ref.String(), TenantId: key.Tenant, Session: now.Session,
+		HeartbeatIntervalSeconds: int32(HeartbeatInterval / time.Second),
+		ServerTime:               timestamppb.New(r.d.Now()),
+		Grace:                    durationpb.New(r.d.Grace),
+	}, nil
+}
+
+// probed answers whether a hello of ref with key would be taken, from what the leader says, and changes nothing (SPEC E11).
+func (r *Registry) probed(ctx context.Context, ref schemas.RunnerRef, key auth.Key) (*runbusv1.EnrollmentAccepted, error) {
+	row, err := r.known.Get(ctx, schemas.RunnerKey(ref))
+	switch {
+	case errors.Is(err, jetstream.ErrNotFound):
+	case err != nil:
+		return nil, unavailable(err)
+	case row.Value.PublicKey != key.PublicKey && r.held(row.Value):
+		return nil, schemas.ErrRunnerBound(ref.Runner)
+	}
+	return &runbusv1.EnrollmentAccepted{
+		RunnerId: ref.String(), TenantId: key.Tenant,
 		HeartbeatIntervalSeconds: int32(HeartbeatInterval / time.Second),
 		ServerTime:               timestamppb.New(r.d.Now()),
 		Grace:                    durationpb.New(r.d.Grace),
@@ -140,7 +161,10 @@ func checkStatements(h *runbusv1.RunnerHello) error {
 			return err
 		}
 	}
-	if n := len(h.GetSealingKey()); n == 0 || n > maxSealingKey {
+	switch n := len(h.GetSealingKey()); {
+	case h.GetProbe() && n > 0:
+		return schemas.Errorf(schemas.CodeInvalid, "the hello is a probe and has a sealing key: only one that enrols has")
+	case !h.GetProbe() && n == 0, n > maxSealingKey:
 		return schemas.Errorf(schemas.CodeInvalid, "the sealing key of the hello has %d bytes: 1-%d are allowed", n, maxSealingKey)
 	}
 	return nil

@@ -120,7 +120,9 @@ func (r *Registry) linkDown(e linkEvent) {
 		}
 		if rn.links[nonce].key == key {
 			delete(rn.links, nonce)
-			r.notes.add(ref, rn.rec.Name, rn.rec.Version, r.d.Now())
+			if nonce == rn.rec.ProcessNonce { // who only asked, or was replaced, says nothing about the runner
+				r.notes.add(ref, rn.rec.Name, rn.rec.Version, r.d.Now())
+			}
 		}
 	})
 }
