@@ -61,7 +61,10 @@ func newInstallation(t *testing.T) *installation {
 		t.Fatal(err)
 	}
 	home := t.TempDir()
-	i := &installation{cli: natsCLI(t), bin: bin, env: map[string]string{"HOME": home, "XDG_CONFIG_HOME": filepath.Join(home, ".config"), "PATH": filepath.Dir(bin.Runink) + string(os.PathListSeparator) + os.Getenv("PATH")}}
+	i := &installation{cli: natsCLI(t), bin: bin, env: map[string]string{
+		"HOME": home, "XDG_CONFIG_HOME": filepath.Join(home, ".config"), "PATH": filepath.Dir(bin.Runink) + string(os.PathListSeparator) + os.Getenv("PATH"),
+		"GORACE": "atexit_sleep_ms=0", // the CLI starts a translator for each message: a second each, at its end, by default
+	}}
 	i.up = stack.Start(t, "runink up", bin.Runink, i.env, "up", "--json", "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0", "--data-dir", filepath.Join(home, "data"))
 	t.Cleanup(func() { i.up.Stop(t) })
 	i.up.Stdout.Must(t, "}")
@@ -127,7 +130,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	t.Cleanup(source.Close)
 
 	watch := i.nats(t, "ops", "sub", "runbus.v1.>", "--translate", "runink decode")
-	i.awaitSubscribed(t, watch)
+	i.awaitSubscribed(t, "runbus.v1.>")
 	_, token := i.api.MintKey(t, "edge")
 	env := map[string]string{
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(i.url, "tls://"), "RUNNER_ENROLL_CA": i.ca, "RUNNER_ENROLL_TOKEN": token, "RUNNER_ID": "edge",
@@ -183,30 +186,37 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	watch.Exit(t)
 }
 
-// awaitSubscribed returns when a running `nats sub` shows messages. The CLI doesn't tell when the server has its
-// subscription, so a marker is repeated until it is shown.
-func (i *installation) awaitSubscribed(t *testing.T, watch *stack.Process) {
+// awaitSubscribed returns when the server has the subscription of a running `nats sub`, which doesn't tell itself. It is a state,
+// not an event, so the server is asked again after each answer.
+func (i *installation) awaitSubscribed(t *testing.T, subject string) {
 	t.Helper()
-	micro := i.privileged(t, "micro")
-	subject := schemas.ControlSubject(schemas.RunnerRef{Tenant: "local", Runner: "nobody"}, "marker")
-	shown := make(chan error, 1)
-	go func() {
-		_, _, err := watch.Stdout.Await("is there anybody", 0)
-		shown <- err
-	}()
-	for tick := time.NewTicker(50 * time.Millisecond); ; {
-		if err := micro.Publish(subject, []byte("is there anybody")); err != nil {
+	sys := i.privileged(t, "sys")
+	give := time.Now().Add(stack.Patience)
+	for {
+		answer, err := sys.Request("$SYS.REQ.SERVER."+sys.ConnectedServerId()+".CONNZ", []byte(`{"acc":"OPS","subscriptions":true}`), stack.Patience)
+		if err != nil {
 			t.Fatal(err)
 		}
-		select {
-		case err := <-shown:
-			tick.Stop()
-			if err != nil {
-				t.Fatalf("%s shows nothing: %v: %s", watch.Name, err, watch.Stderr)
-			}
-			return
-		case <-tick.C:
+		var page struct {
+			Data struct {
+				Connections []struct {
+					Name          string   `json:"name"`
+					Subscriptions []string `json:"subscriptions_list"`
+				} `json:"connections"`
+			} `json:"data"`
 		}
+		if err := json.Unmarshal(answer.Data, &page); err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range page.Data.Connections {
+			if strings.HasPrefix(c.Name, "NATS CLI") && slices.Contains(c.Subscriptions, subject) {
+				return
+			}
+		}
+		if time.Now().After(give) {
+			t.Fatalf("no CLI subscribes %s: %s", subject, answer.Data)
+		}
+		<-time.After(20 * time.Millisecond)
 	}
 }
 
