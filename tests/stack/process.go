@@ -28,7 +28,7 @@ type Process struct {
 	exited chan struct{}
 }
 
-// Start runs path with args and exactly env, beside PATH, HOME and TMPDIR. It is killed, if still there, when the test ends, and its log is
+// Start runs path with args and exactly env, beside PATH, HOME and TMPDIR; a race detector in it does not linger at the exit. It is killed, if still there, when the test ends, and its log is
 // shown when the test failed.
 func Start(t testing.TB, name, path string, env map[string]string, args ...string) *Process {
 	t.Helper()
@@ -43,7 +43,7 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	if home == "" {
 		home = t.TempDir()
 	}
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + os.TempDir()}
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + os.TempDir(), "GORACE=atexit_sleep_ms=0"}
 	for k, v := range env {
 		p.cmd.Env = append(p.cmd.Env, k+"="+v)
 	}
