@@ -187,11 +187,13 @@ func (n *nameServer) serve(conn net.Conn) {
 		}
 		var name string
 		end := 12
+		var nameSb190 strings.Builder
 		for question[end] != 0 {
 			length := int(question[end])
-			name += string(question[end+1:end+1+length]) + "."
+			nameSb190.WriteString(string(question[end+1:end+1+length]) + ".")
 			end += 1 + length
 		}
+		name += nameSb190.String()
 		end += 5 // the root label, type and class
 		reply := append(slices.Clone(question[:2]), 0x81, 0x80, 0, 1, 0, 0, 0, 0, 0, 0)
 		reply = append(reply, question[12:end]...)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -209,7 +210,7 @@ func TestOutputCountsSlices(t *testing.T) {
 func TestOutputProgress(t *testing.T) {
 	mem := checked(t)
 	var seen []string
-	o := NewOutput(io.Discard, Limits{}, func(p runbusv1.Phase, msg string, rows, bytes int64) {
+	o := NewOutput(io.Discard, Limits{}, func(p runbusv1.Phase, msg string, rows, _ int64) {
 		seen = append(seen, fmt.Sprintf("%s %q %d", strings.TrimPrefix(p.String(), "PHASE_"), msg, rows))
 	})
 	now := time.Unix(0, 0)
@@ -239,8 +240,8 @@ func TestOutputProgress(t *testing.T) {
 func TestOutputNotices(t *testing.T) {
 	o := NewOutput(io.Discard, Limits{}, nil)
 	for i := range maxNotices + 20 {
-		o.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, fmt.Sprint(i))
-		o.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, fmt.Sprint(i))
+		o.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, strconv.Itoa(i))
+		o.Notice(runbusv1.NoticeCode_NOTICE_CODE_SOURCE, strconv.Itoa(i))
 	}
 	o.Notice(runbusv1.NoticeCode_NOTICE_CODE_ROW_LIMIT, "never left out")
 	got := o.Notices()

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -63,7 +64,7 @@ func notReadOnly(reason string) error {
 func readOnly(tokens []token) error {
 	if end := slices.Index(tokens, token{tokenSign, ";"}); end >= 0 {
 		if end+1 < len(tokens) {
-			return fmt.Errorf("it has more than one statement")
+			return errors.New("it has more than one statement")
 		}
 		tokens = tokens[:end]
 	}
@@ -71,12 +72,12 @@ func readOnly(tokens []token) error {
 		tokens = tokens[1:]
 	}
 	if len(tokens) == 0 {
-		return fmt.Errorf("it has no statement")
+		return errors.New("it has no statement")
 	}
 	first := tokens[0]
 	if first.kind != tokenWord || !slices.Contains(readWords, first.text) {
 		if first.kind == tokenQuoted {
-			return fmt.Errorf("it does not start with a word")
+			return errors.New("it does not start with a word")
 		}
 		return fmt.Errorf("it starts with %s", strings.ToUpper(clip(first.text, 40)))
 	}
@@ -120,7 +121,7 @@ func writes(tokens []token) error {
 		switch t.text {
 		case "into":
 			if before.text != "." && before.text != "as" {
-				return fmt.Errorf("it has an INTO")
+				return errors.New("it has an INTO")
 			}
 		case "insert", "update", "delete", "merge", "replace":
 			if named && (before.text == "(" || before.text == ")") {

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -175,7 +176,7 @@ func IsPort(s string) error { return IntBetween(1, 65535)(s) }
 // IsBool checks for true or false, in the forms of strconv.ParseBool.
 func IsBool(s string) error {
 	if _, err := strconv.ParseBool(s); err != nil {
-		return fmt.Errorf("must be true or false")
+		return errors.New("must be true or false")
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strconv"
 	"testing"
 
 	"github.com/apache/arrow-go/v18/arrow"
@@ -75,7 +76,7 @@ func everyBatch(t *testing.T, rows int) arrow.RecordBatch {
 		for j := range i % 4 {
 			list.ValueBuilder().(*array.StringBuilder).Append(text)
 			large.ValueBuilder().(*array.Int32Builder).Append(int32(j))
-			mapped.KeyBuilder().(*array.StringBuilder).Append(fmt.Sprint(j))
+			mapped.KeyBuilder().(*array.StringBuilder).Append(strconv.Itoa(j))
 			mapped.ItemBuilder().(*array.Int32Builder).Append(int32(j))
 		}
 		fixed := b.Field(7).(*array.FixedSizeListBuilder)
@@ -85,7 +86,7 @@ func everyBatch(t *testing.T, rows int) arrow.RecordBatch {
 		st.Append(true)
 		st.FieldBuilder(0).(*array.Int64Builder).Append(int64(i))
 		st.FieldBuilder(1).(*array.StringBuilder).Append(text)
-		if err := b.Field(10).(*array.BinaryDictionaryBuilder).AppendString(fmt.Sprint(i % 3)); err != nil {
+		if err := b.Field(10).(*array.BinaryDictionaryBuilder).AppendString(strconv.Itoa(i % 3)); err != nil {
 			t.Fatal(err)
 		}
 		b.Field(11).(*array.ExtensionBuilder).StorageBuilder().(*array.FixedSizeBinaryBuilder).Append([]byte{byte(i), 1, 2, 3})

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 )
@@ -78,9 +79,9 @@ func (s *scanner) next() error {
 	case c == '[' && s.dialect == SQLite:
 		end := strings.IndexByte(s.rest, ']')
 		if end < 0 {
-			return fmt.Errorf("a [ is not closed")
+			return errors.New("a [ is not closed")
 		}
-		return s.take(end+1, tokenQuoted)
+		return s.take(end + 1)
 	case (c == 'e' || c == 'E') && s.dialect == PostgreSQL && strings.HasPrefix(s.rest[1:], "'"):
 		s.rest = s.rest[1:]
 		return s.escapeString()
@@ -97,15 +98,15 @@ func (s *scanner) next() error {
 	case c == '$' && s.dialect == PostgreSQL:
 		return s.dollar()
 	case s.dialect == SQLite && strings.IndexByte("$@#:", c) >= 0:
-		return s.take(sqliteVariable(s.rest), tokenQuoted)
+		return s.take(sqliteVariable(s.rest))
 	}
 	s.add(tokenSign, string(rune(c)))
 	s.rest = s.rest[1:]
 	return nil
 }
 
-func (s *scanner) take(n int, kind tokenKind) error {
-	s.add(kind, "")
+func (s *scanner) take(n int) error {
+	s.add(tokenQuoted, "")
 	s.rest = s.rest[n:]
 	return nil
 }
@@ -114,7 +115,7 @@ func (s *scanner) take(n int, kind tokenKind) error {
 func (s *scanner) lineComment() error {
 	line, rest, _ := strings.Cut(s.rest, "\n")
 	if strings.Contains(strings.TrimSuffix(line, "\r"), "\r") {
-		return fmt.Errorf("a comment has a carriage return in it: databases disagree about where it ends")
+		return errors.New("a comment has a carriage return in it: databases disagree about where it ends")
 	}
 	s.rest = rest
 	return nil
@@ -123,7 +124,7 @@ func (s *scanner) lineComment() error {
 // blockComment is nested in PostgreSQL only. In MySQL, one that starts with ! or M! is not a comment.
 func (s *scanner) blockComment() error {
 	if s.dialect == MySQL && (strings.HasPrefix(s.rest, "/*!") || strings.HasPrefix(s.rest, "/*M!")) {
-		return fmt.Errorf("a comment that starts with /*! is run by MySQL")
+		return errors.New("a comment that starts with /*! is run by MySQL")
 	}
 	depth := 1
 	for i := 2; i+1 < len(s.rest); i++ {
@@ -141,7 +142,7 @@ func (s *scanner) blockComment() error {
 			}
 		}
 	}
-	return fmt.Errorf("a comment is not closed")
+	return errors.New("a comment is not closed")
 }
 
 // quoted takes a string or name in which a doubled quote stands for one. A backslash before the quote ends the string in
@@ -153,13 +154,13 @@ func (s *scanner) quoted(quote byte, backslash bool) error {
 			continue
 		}
 		if (quote == '\'' && s.dialect != SQLite || backslash) && oddBackslashes(s.rest[1:i]) {
-			return fmt.Errorf("a string has a backslash before its quote: databases disagree about where it ends")
+			return errors.New("a string has a backslash before its quote: databases disagree about where it ends")
 		}
 		if i+1 < len(s.rest) && s.rest[i+1] == quote {
 			i++
 			continue
 		}
-		return s.take(i+1, tokenQuoted)
+		return s.take(i + 1)
 	}
 	return fmt.Errorf("a %c is not closed", quote)
 }
@@ -180,10 +181,10 @@ func (s *scanner) escapeString() error {
 				i++
 				continue
 			}
-			return s.take(i+1, tokenQuoted)
+			return s.take(i + 1)
 		}
 	}
-	return fmt.Errorf("an E' is not closed")
+	return errors.New("an E' is not closed")
 }
 
 // number takes a number with what letters it runs into. What may come then and be taken for the start of something else is
@@ -195,9 +196,9 @@ func (s *scanner) number() error {
 	}
 	letters := isWordStart(s.rest[n-1])
 	if n < len(s.rest) && (s.rest[n] == '$' || letters && strings.IndexByte("'\"`", s.rest[n]) >= 0) {
-		return fmt.Errorf("a number is not followed by a space")
+		return errors.New("a number is not followed by a space")
 	}
-	return s.take(n, tokenQuoted)
+	return s.take(n)
 }
 
 // dollar takes PostgreSQL's $tag$…$tag$ or a parameter. (After a name the $ belongs to it, after a number it is refused.)
@@ -216,7 +217,7 @@ func (s *scanner) dollar() error {
 	if end < 0 {
 		return fmt.Errorf("a %s is not closed", clip(tag, 40))
 	}
-	return s.take(n+1+end+len(tag), tokenQuoted)
+	return s.take(n + 1 + end + len(tag))
 }
 
 // sqliteVariable is the length of a parameter of SQLite: it may have one suffix in parentheses, in which nothing has a meaning.

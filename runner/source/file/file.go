@@ -315,7 +315,7 @@ func (j *job) open(ctx context.Context, name string, fn func(io.Reader) error) e
 
 // contextReader ends reading when its context ends. Its errors are the source's.
 type contextReader struct {
-	ctx  context.Context
+	ctx  context.Context //nolint:containedctx // an io.Reader has no other way to be cancelled
 	name string
 	r    io.Reader
 }

@@ -2,6 +2,7 @@ package file
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math/big"
 	"unicode/utf8"
@@ -94,7 +95,7 @@ func logicalLeaf(e *format.SchemaElement) (leaf, bool) {
 		return intLeaf(e, int(t.BitWidth), t.IsSigned)
 	case *format.NullType:
 		return leaf{typ: arrow.Null, append: func(array.Builder, parquet.Value) (int64, error) {
-			return 0, fmt.Errorf("a column of nulls has a value")
+			return 0, errors.New("a column of nulls has a value")
 		}}, true
 	case *format.UUIDType:
 		if physical(e, parquet.FixedLenByteArray) && e.TypeLength.V == 16 {
@@ -293,7 +294,7 @@ func bigEndian(s []byte) *big.Int {
 func appendText(b array.Builder, v parquet.Value) (int64, error) {
 	s := v.ByteArray()
 	if !utf8.Valid(s) {
-		return 0, fmt.Errorf("a text is not UTF-8")
+		return 0, errors.New("a text is not UTF-8")
 	}
 	b.(*array.StringBuilder).BinaryBuilder.Append(s)
 	return int64(len(s)) + 4, nil
@@ -336,7 +337,7 @@ func appendInt96(b array.Builder, v parquet.Value) (int64, error) {
 	nanos := int64(uint64(x[1])<<32 | uint64(x[0]))
 	days := int64(x[2]) - julianEpoch
 	if nanos < 0 || nanos > day || days < -106_751 || days > 106_750 {
-		return 0, fmt.Errorf("an INT96 timestamp is outside of 1677 to 2262")
+		return 0, errors.New("an INT96 timestamp is outside of 1677 to 2262")
 	}
 	b.(*array.TimestampBuilder).Append(arrow.Timestamp(days*day + nanos))
 	return 8, nil

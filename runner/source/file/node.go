@@ -1,6 +1,7 @@
 package file
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"unicode/utf8"
@@ -245,10 +246,10 @@ func (n *node) startRow() error {
 			return err
 		}
 		if !ok {
-			return fmt.Errorf("the values end before the rows do")
+			return errors.New("the values end before the rows do")
 		}
 		if v.RepetitionLevel() != 0 {
-			return fmt.Errorf("the repetition levels of its columns disagree")
+			return errors.New("the repetition levels of its columns disagree")
 		}
 	}
 	return nil
@@ -269,7 +270,7 @@ func (n *node) read(b array.Builder) (int64, error) {
 		n.leaves[0].take()
 		if def < n.def || v.IsNull() {
 			if !n.optional {
-				return 0, fmt.Errorf("a required value is null")
+				return 0, errors.New("a required value is null")
 			}
 			b.AppendNull()
 			return 1, nil
@@ -278,7 +279,7 @@ func (n *node) read(b array.Builder) (int64, error) {
 	}
 	if def < n.def {
 		if !n.optional {
-			return 0, fmt.Errorf("a required value is null")
+			return 0, errors.New("a required value is null")
 		}
 		b.AppendNull()
 		return 1, n.skip()
@@ -302,7 +303,7 @@ func (n *node) read(b array.Builder) (int64, error) {
 		b.Append(true)
 		return n.elements(def, func() (int64, error) {
 			if key, ok, err := n.children[0].leaves[0].peek(); err != nil || !ok || key.DefinitionLevel() < n.children[0].def {
-				return 0, fmt.Errorf("the key of a map is null")
+				return 0, errors.New("the key of a map is null")
 			}
 			k, err := n.children[0].read(b.KeyBuilder())
 			if err != nil {
@@ -335,7 +336,7 @@ func (n *node) elements(def int, element func() (int64, error)) (int64, error) {
 			return size, nil
 		}
 		if v.RepetitionLevel() > n.rep {
-			return 0, fmt.Errorf("a repetition level is deeper than its list")
+			return 0, errors.New("a repetition level is deeper than its list")
 		}
 	}
 }

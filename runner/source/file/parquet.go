@@ -3,6 +3,7 @@ package file
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -143,11 +144,13 @@ func parquetError(name string, err error) error {
 	if err == nil || err == source.ErrLimit || schemas.CodeOf(err) != schemas.CodeFailed {
 		return err
 	}
-	switch e := err.(type) {
-	case fileError:
-		return schemas.Errorf(schemas.CodeSource, "%s: %s", name, e.Error())
-	case undelivered:
-		return e.error
+	var content fileError
+	var write undelivered
+	switch {
+	case errors.As(err, &content):
+		return schemas.Errorf(schemas.CodeSource, "%s: %s", name, content.Error())
+	case errors.As(err, &write):
+		return write.error
 	}
 	return schemas.Errorf(schemas.CodeSource, "%s: can't read it as Parquet: %w", name, err)
 }
@@ -206,8 +209,9 @@ func (j *job) readParquet(ctx context.Context, f *parquet.File, top []*node, sch
 	}
 	for g, group := range f.RowGroups() {
 		if err := readGroup(ctx, group, columns, leaves, b); err != nil {
-			if e, ok := err.(fileError); ok {
-				return faultf("row group %d: %s", g+1, string(e))
+			var content fileError
+			if errors.As(err, &content) {
+				return faultf("row group %d: %s", g+1, string(content))
 			}
 			return err
 		}
@@ -229,7 +233,7 @@ func readGroup(ctx context.Context, group parquet.RowGroup, columns []*node, lea
 		c.open(chunks[c.column])
 	}
 	total := group.NumRows()
-	for row := int64(0); row < total; row++ {
+	for row := range total {
 		if row%256 == 0 {
 			if err := ctx.Err(); err != nil {
 				return err

@@ -76,7 +76,7 @@ func (c *client) follow(ctx context.Context, u *url.URL) (*answer, time.Duration
 		}
 	}()
 	for hops := 0; ; hops++ {
-		res, err := c.once(ctx, u)
+		res, err := c.once(ctx, u) //nolint:bodyclose // closed by drop, by refused, or by the answer's close
 		if err != nil {
 			return nil, -1, c.explain(ctx, u, err)
 		}
@@ -180,7 +180,7 @@ func (c *client) explain(ctx context.Context, u *url.URL, err error) error {
 // explained is a body whose errors say where they come from.
 type explained struct {
 	c   *client
-	ctx context.Context
+	ctx context.Context //nolint:containedctx // an io.Reader has no other way to know why it failed
 	u   *url.URL
 	r   io.Reader
 }

@@ -2,6 +2,7 @@ package httpsource
 
 import (
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -97,7 +98,7 @@ func headers(settings map[string]string) (http.Header, map[string]string, error)
 				WithHint("set auth, and give the credential as a secret")
 		default:
 			if header.Values(canonical) != nil {
-				return nil, nil, badSetting(key, fmt.Errorf("is there twice"))
+				return nil, nil, badSetting(key, errors.New("is there twice"))
 			}
 			header.Set(canonical, value)
 		}
@@ -188,13 +189,13 @@ func parseURL(s string) (*url.URL, error) {
 	u, err := url.Parse(s)
 	switch {
 	case err != nil:
-		return nil, fmt.Errorf("is not a URL")
+		return nil, errors.New("is not a URL")
 	case u.Scheme != "http" && u.Scheme != "https":
-		return nil, fmt.Errorf("must begin with https:// or http://")
+		return nil, errors.New("must begin with https:// or http://")
 	case u.User != nil:
-		return nil, fmt.Errorf("must not have a user or password in it: set auth, and give the credential as a secret")
+		return nil, errors.New("must not have a user or password in it: set auth, and give the credential as a secret")
 	case u.Hostname() == "" || u.Opaque != "":
-		return nil, fmt.Errorf("has no host")
+		return nil, errors.New("has no host")
 	}
 	u.Fragment, u.RawFragment = "", ""
 	return u, nil
@@ -203,18 +204,18 @@ func parseURL(s string) (*url.URL, error) {
 // checkHeaderName refuses what the connection itself sets.
 func checkHeaderName(s string) error {
 	if !isToken(s) {
-		return fmt.Errorf("is not the name of a header")
+		return errors.New("is not the name of a header")
 	}
 	switch http.CanonicalHeaderKey(s) {
 	case "Host", "Content-Length", "Transfer-Encoding", "Connection", "Keep-Alive", "Upgrade", "Te", "Trailer", "Proxy-Connection", "Accept-Encoding", "Range":
-		return fmt.Errorf("names a header that the connection sets itself")
+		return errors.New("names a header that the connection sets itself")
 	}
 	return nil
 }
 
 func checkHeaderValue(s string) error {
 	if !isFieldValue(s) {
-		return fmt.Errorf("has a control character in it")
+		return errors.New("has a control character in it")
 	}
 	return nil
 }

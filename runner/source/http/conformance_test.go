@@ -2,6 +2,7 @@ package httpsource_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -97,10 +98,10 @@ func TestConformance(t *testing.T) {
 				return ctx.Err()
 			}
 		},
-		Idle: func(ctx context.Context) error {
+		Idle: func(context.Context) error {
 			select {
 			case <-a.hanging: // not seen by Running: none is left
-				return fmt.Errorf("a request hangs")
+				return errors.New("a request hangs")
 			default:
 			}
 			return nil

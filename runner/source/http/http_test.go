@@ -39,16 +39,12 @@ func server(t testing.TB, h http.HandlerFunc) *httptest.Server {
 	return s
 }
 
-func always(body string) http.HandlerFunc {
-	return func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, body) }
-}
-
 // fetch reads with settings in pairs; secret.NAME is a secret.
 func fetch(t testing.TB, kv ...string) (result, error) {
 	return fetchWith(t, context.Background(), connector{}, source.Limits{}, kv...)
 }
 
-func fetchWith(t testing.TB, ctx context.Context, c source.Connector, l source.Limits, kv ...string) (result, error) {
+func fetchWith(t testing.TB, ctx context.Context, c source.Connector, l source.Limits, kv ...string) (result, error) { //nolint:revive // t comes first in a test's helper
 	t.Helper()
 	mem := memory.NewCheckedAllocator(memory.DefaultAllocator)
 	defer mem.AssertSize(t, 0)

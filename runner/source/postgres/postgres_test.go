@@ -80,7 +80,7 @@ func TestReadOnly(t *testing.T) {
 		"COPY kept TO PROGRAM 'true'":                                           "",
 		"WITH w AS (INSERT INTO kept VALUES (5) RETURNING n) SELECT n FROM w":   "refused",
 		"WITH w AS (DELETE FROM kept RETURNING n) SELECT n FROM w":              "refused",
-		"EXPLAIN ANALYZE INSERT INTO kept VALUES (5)":                           "refused", //nolint:misspell // SQL
+		"EXPLAIN ANALYZE INSERT INTO kept VALUES (5)":                           "refused",
 		"SELECT 5 AS n INTO made":                                               "refused",
 		"SELECT n FROM kept FOR UPDATE":                                         "25006",
 		"SELECT nextval('counted')":                                             "25006",

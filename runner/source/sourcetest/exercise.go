@@ -296,9 +296,9 @@ func cancel(t *testing.T, c source.Connector, f *Fixture) {
 
 // stopper cancels a context and remembers when.
 type stopper struct {
-	context.Context
-	cancel context.CancelFunc
-	at     atomic.Pointer[time.Time]
+	context.Context //nolint:containedctx // it is one
+	cancel          context.CancelFunc
+	at              atomic.Pointer[time.Time]
 }
 
 func newStopper(t *testing.T) *stopper {
@@ -327,7 +327,7 @@ func (s *stopper) check(t *testing.T, err error) {
 
 // blockedWriter takes the schema and then blocks as a caller does that has stopped reading.
 type blockedWriter struct {
-	ctx     context.Context
+	ctx     context.Context //nolint:containedctx // an io.Writer has no other way to be released
 	reached func()
 }
 

@@ -119,9 +119,11 @@ func (r *fetch) run(ctx context.Context, t *testing.T, c source.Connector, req s
 	if err != nil {
 		shown += fmt.Sprintf(" %v %+v %#v", err, err, err)
 	}
+	var shownSb122 strings.Builder
 	for _, n := range r.out.Notices() {
-		shown += " " + n.GetMessage()
+		shownSb122.WriteString(" " + n.GetMessage())
 	}
+	shown += shownSb122.String()
 	for name, secret := range req.Secrets {
 		if len(secret) >= 4 && strings.Contains(shown, secret) {
 			t.Errorf("the secret %q is shown", name)

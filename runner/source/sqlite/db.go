@@ -298,8 +298,8 @@ func view(p uintptr, n int32) []byte {
 	if p == 0 || n <= 0 {
 		return nil
 	}
-	return unsafe.Slice((*byte)(pointer(p)), n)
+	return unsafe.Slice((*byte)(pointer(p)), n) //nolint:gosec // SQLite's own length
 }
 
 // pointer is an address in SQLite's memory, which Go's collector doesn't manage.
-func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) }
+func pointer(p uintptr) unsafe.Pointer { return *(*unsafe.Pointer)(unsafe.Pointer(&p)) } //nolint:gosec // an address is all that the library gives

@@ -19,7 +19,7 @@ const maxKept = 8 << 20
 
 // reader reads the result of one query.
 type reader struct {
-	ctx context.Context
+	ctx context.Context //nolint:containedctx // one reader is one fetch
 	db  *db
 	mem memory.Allocator
 	out *source.Output

@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -178,7 +179,7 @@ func TestLateType(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(rows) != manyRows || rows[0] != "1" || rows[manyRows-2] != "late" || rows[manyRows-1] != fmt.Sprint(manyRows) {
+	if len(rows) != manyRows || rows[0] != "1" || rows[manyRows-2] != "late" || rows[manyRows-1] != strconv.Itoa(manyRows) {
 		t.Errorf("%d rows, %q … %q", len(rows), rows[0], rows[len(rows)-2:])
 	}
 	if len(notices) != 1 || !strings.Contains(notices[0], "INTEGER, TEXT") {

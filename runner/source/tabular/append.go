@@ -224,7 +224,8 @@ func (t *Table) appendText(p *plan, b *array.StringBuilder, c cell) bool {
 // appendJSON adds a value to a JSON column. A CSV field in a column that was set to json must be JSON itself.
 func (t *Table) appendJSON(b *array.StringBuilder, c cell) bool {
 	text := c.text
-	if c.form == cellText {
+	switch c.form {
+	case cellText:
 		if len(text) == 0 {
 			b.AppendNull()
 			return true
@@ -232,7 +233,7 @@ func (t *Table) appendJSON(b *array.StringBuilder, c cell) bool {
 		if !json.Valid(text) {
 			return false
 		}
-	} else if c.form == cellNested {
+	case cellNested:
 		text = compact(text, &t.scratch)
 	}
 	b.BinaryBuilder.Append(text)
@@ -250,7 +251,7 @@ func unquote(raw []byte, scratch *[]byte) ([]byte, bool) {
 	if i == len(inner) {
 		return inner, true
 	}
-	out := append((*scratch)[:0], inner[:i]...)
+	out := append((*scratch)[:0], inner[:i]...) //nolint:gocritic // it goes back into scratch below
 	for i < len(inner) {
 		c := inner[i]
 		if c != '\\' {
@@ -322,11 +323,12 @@ func compact(raw []byte, scratch *[]byte) []byte {
 		c := raw[i]
 		switch {
 		case quoted:
-			if c == '\\' {
+			switch c {
+			case '\\':
 				out = append(out, c)
 				i++
 				c = raw[i]
-			} else if c == '"' {
+			case '"':
 				quoted = false
 			}
 		case c == '"':

@@ -247,7 +247,7 @@ func (c *csvReader) unquoted(s []byte) cell {
 
 // quoted splits a record with quotes, which may go on over several lines.
 func (c *csvReader) quoted(line []byte) error {
-	c.raw = append(c.buf[:0], line...)
+	c.raw = append(c.buf[:0], line...) //nolint:gocritic // raw goes back into buf below
 	defer func() { c.buf = c.raw }()
 	type span struct {
 		from, to int
@@ -255,7 +255,7 @@ func (c *csvReader) quoted(line []byte) error {
 	}
 	var small [64]span
 	spans := small[:0]
-	write := 0 // quoted fields are written over themselves without their doubled quotes
+	var write int // quoted fields are written over themselves without their doubled quotes
 	for at := 0; ; {
 		if at >= len(c.raw) || c.raw[at] != c.quote {
 			rest := trimEnd(c.raw[at:])

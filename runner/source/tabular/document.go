@@ -48,7 +48,7 @@ func (t *Table) ReadJSON(ctx context.Context, part string, r io.Reader, captures
 // walk goes through one JSON document.
 type walk struct {
 	t        *Table
-	ctx      context.Context
+	ctx      context.Context //nolint:containedctx // one parse
 	d        *json.Decoder
 	budget   *budget
 	captures []*Capture

@@ -2,6 +2,7 @@ package tabular
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"sort"
 	"strconv"
@@ -35,16 +36,16 @@ const (
 
 // Settings are what every source with texts accepts beside its own settings.
 var Settings = []source.Setting{
-	{Name: "delimiter", Check: checkDelimiter},                            // csv: one ASCII character, or tab; default a comma
-	{Name: "quote", Check: checkQuote},                                    // csv: one ASCII character, or none; default "
-	{Name: "header", Default: "true", Check: source.IsBool},               // csv: the first row has the names; else c1, c2, …
-	{Name: "nullText"},                                                    // csv: the unquoted field that is null; default the empty one
-	{Name: "columns", Check: checkColumns},                                // a,b or ["a","b"]: only these, in this order
-	{Name: "types", Check: checkTypes},                                    // a:text,b:int64 or {"a":"text"}
-	{Name: "allText", Default: "false", Check: source.IsBool},             // every column is text
-	{Name: "sampleRows", Check: source.IntBetween(1, maxSampleRows)},      // rows that teach the types; default 10000
-	{Name: "unknownFields", Check: source.OneOf("error", "notice")},       // fields that no sampled row had; default error
-	{Name: "jsonPath", Check: func(s string) error { return pathErr(s) }}, // json: where the rows are, as in data.items
+	{Name: "delimiter", Check: checkDelimiter},                       // csv: one ASCII character, or tab; default a comma
+	{Name: "quote", Check: checkQuote},                               // csv: one ASCII character, or none; default "
+	{Name: "header", Default: "true", Check: source.IsBool},          // csv: the first row has the names; else c1, c2, …
+	{Name: "nullText"},                                               // csv: the unquoted field that is null; default the empty one
+	{Name: "columns", Check: checkColumns},                           // a,b or ["a","b"]: only these, in this order
+	{Name: "types", Check: checkTypes},                               // a:text,b:int64 or {"a":"text"}
+	{Name: "allText", Default: "false", Check: source.IsBool},        // every column is text
+	{Name: "sampleRows", Check: source.IntBetween(1, maxSampleRows)}, // rows that teach the types; default 10000
+	{Name: "unknownFields", Check: source.OneOf("error", "notice")},  // fields that no sampled row had; default error
+	{Name: "jsonPath", Check: pathErr},                               // json: where the rows are, as in data.items
 }
 
 // Options say how to read a text. The zero value of each field is its default, but for Header.
@@ -136,7 +137,7 @@ func parseDelimiter(s string) (byte, error) {
 	case len(s) == 1 && isMark(s[0]):
 		return s[0], nil
 	}
-	return 0, fmt.Errorf("must be one ASCII character that is no letter, digit or line break, or the word tab")
+	return 0, errors.New("must be one ASCII character that is no letter, digit or line break, or the word tab")
 }
 
 func checkQuote(s string) error { _, _, err := parseQuote(s); return err }
@@ -150,7 +151,7 @@ func parseQuote(s string) (quote byte, none bool, err error) {
 	case len(s) == 1 && isMark(s[0]):
 		return s[0], false, nil
 	}
-	return 0, false, fmt.Errorf("must be one ASCII character that is no letter, digit or line break, or the word none")
+	return 0, false, errors.New("must be one ASCII character that is no letter, digit or line break, or the word none")
 }
 
 func isMark(c byte) bool {
@@ -172,7 +173,7 @@ func parseColumns(s string) ([]string, error) {
 		return nil, nil
 	case strings.HasPrefix(s, "["):
 		if err := json.Unmarshal([]byte(s), &names); err != nil {
-			return nil, fmt.Errorf(`must be a list as in a,b or ["a","b"]`)
+			return nil, errors.New(`must be a list as in a,b or ["a","b"]`)
 		}
 	default:
 		names = strings.Split(s, ",")
@@ -180,7 +181,7 @@ func parseColumns(s string) ([]string, error) {
 	seen := map[string]bool{}
 	for _, n := range names {
 		if n == "" || seen[n] {
-			return nil, fmt.Errorf("must have names that are not empty, each once")
+			return nil, errors.New("must have names that are not empty, each once")
 		}
 		seen[n] = true
 	}
@@ -212,7 +213,7 @@ func ParseType(s string) (Type, error) {
 		precision, err1 := strconv.Atoi(strings.TrimSpace(p))
 		scale, err2 := strconv.Atoi(strings.TrimSpace(sc))
 		if two && strings.HasSuffix(args, ")") && err1 == nil && err2 == nil && precision >= 1 && precision <= 38 && scale >= 0 && scale <= precision {
-			return Type{kind: kindDecimal, precision: int32(precision), scale: int32(scale)}, nil
+			return Type{kind: kindDecimal, precision: int32(precision), scale: int32(scale)}, nil //nolint:gosec // at most 38
 		}
 		return Type{}, fmt.Errorf("has the type %q: it must be decimal(p,s) with 1 ≤ p ≤ 38 and 0 ≤ s ≤ p", s)
 	}
@@ -233,13 +234,13 @@ func parseTypes(s string) (map[string]Type, error) {
 	given := map[string]string{}
 	if strings.HasPrefix(s, "{") {
 		if err := json.Unmarshal([]byte(s), &given); err != nil {
-			return nil, fmt.Errorf(`must be a list as in a:text,b:int64 or {"a":"text","b":"int64"}`)
+			return nil, errors.New(`must be a list as in a:text,b:int64 or {"a":"text","b":"int64"}`)
 		}
 	} else {
 		for _, pair := range splitOutside(s) {
 			i := strings.LastIndexByte(pair, ':')
 			if i <= 0 {
-				return nil, fmt.Errorf(`must be a list as in a:text,b:int64 or {"a":"text","b":"int64"}`)
+				return nil, errors.New(`must be a list as in a:text,b:int64 or {"a":"text","b":"int64"}`)
 			}
 			if _, twice := given[pair[:i]]; twice {
 				return nil, fmt.Errorf("names the column %q twice", pair[:i])

@@ -2,6 +2,7 @@ package tabular
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -51,7 +52,7 @@ func ParsePath(s string) (Path, error) {
 			}
 			name := rest[:n]
 			if name == "" || !utf8.ValidString(name) || strings.ContainsFunc(name, func(r rune) bool { return r < ' ' || r == 0x7f }) {
-				return nil, fmt.Errorf("is not a path as in data.items, items[0].rows or $[\"a.b\"]")
+				return nil, errors.New("is not a path as in data.items, items[0].rows or $[\"a.b\"]")
 			}
 			step := Step{Name: name, Index: -1}
 			if i, err := strconv.ParseUint(name, 10, 31); err == nil && (name == "0" || name[0] != '0') {
@@ -59,7 +60,7 @@ func ParsePath(s string) (Path, error) {
 			}
 			p, rest = append(p, step), rest[n:]
 		default:
-			return nil, fmt.Errorf("is not a path as in data.items, items[0].rows or $[\"a.b\"]")
+			return nil, errors.New("is not a path as in data.items, items[0].rows or $[\"a.b\"]")
 		}
 		bare = false
 	}
@@ -68,7 +69,7 @@ func ParsePath(s string) (Path, error) {
 
 // bracket reads [0] or ["name"] at the start of s and its length.
 func bracket(s string) (Step, int, error) {
-	bad := fmt.Errorf(`has a bracket that is neither [0] nor ["name"]`)
+	bad := errors.New(`has a bracket that is neither [0] nor ["name"]`)
 	if len(s) > 1 && s[1] == '"' {
 		d := json.NewDecoder(strings.NewReader(s[1:]))
 		var name string

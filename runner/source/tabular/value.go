@@ -212,4 +212,4 @@ func (n number) exactFloat(s []byte) bool {
 }
 
 // view is s as a string without a copy; the result must not outlive the bytes.
-func view(s []byte) string { return unsafe.String(unsafe.SliceData(s), len(s)) }
+func view(s []byte) string { return unsafe.String(unsafe.SliceData(s), len(s)) } //nolint:gosec // as its comment says
