@@ -75,6 +75,13 @@ func definitions(o Options) []definition {
 			Storage: natsjs.FileStorage, Replicas: o.Replicas, Duplicates: 2 * time.Minute,
 			Compression: natsjs.S2Compression, DenyDelete: true, DenyPurge: true,
 		}},
+		{config: natsjs.StreamConfig{
+			Name: traceStream, Description: "timelines of dispatches", Subjects: []string{tracePrefix + ">"},
+			Retention: natsjs.LimitsPolicy, Discard: natsjs.DiscardOld,
+			MaxConsumers: -1, MaxMsgs: -1, MaxBytes: traceBytes, MaxAge: traceAge, MaxMsgsPerSubject: -1, MaxMsgSize: maxTraceMessage,
+			Storage: natsjs.FileStorage, Replicas: o.Replicas, Duplicates: 2 * time.Minute,
+			Compression: natsjs.S2Compression, DenyDelete: true, DenyPurge: true,
+		}},
 	}
 }
 

@@ -156,7 +156,7 @@ func (f *follower) scan(ctx context.Context) (scanned, error) {
 	}
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
 	defer cancel()
-	if err := f.s.ensureMemory(ask, name); err != nil {
+	if err := f.s.ensureAgain(ask, name); err != nil {
 		return scanned{}, err
 	}
 	return f.s.scan(ctx, f.bucket)

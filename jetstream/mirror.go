@@ -11,7 +11,7 @@ import (
 )
 
 // mirrored are the streams that operators see a copy of, in account OPS under the same name.
-var mirrored = []string{Heartbeats.stream(), auditStream}
+var mirrored = []string{Heartbeats.stream(), auditStream, traceStream}
 
 const (
 	// mirrorConsumer is the consumer in SEC that feeds a mirror. It is made here, since who makes a consumer picks where it
@@ -27,7 +27,7 @@ const (
 	mirrorPending = 1000
 )
 
-// OpenMirrors makes the mirrors of heartbeats and audit over a connection in account OPS, and has the store keep them: a
+// OpenMirrors makes the mirrors of heartbeats, audit and trace over a connection in account OPS, and has the store keep them: a
 // mirror whose source was made again (it would stay wrong in silence), or whose last sequence is above its source's, is
 // deleted and made again, looked for every 30 s, after a reconnect, and when a memory bucket was made again.
 func (s *Store) OpenMirrors(ctx context.Context, mirror *nats.Conn) error {
@@ -153,7 +153,7 @@ func (s *Store) mirrorConfig(name string, sourceCreated time.Time) natsjs.Stream
 	return natsjs.StreamConfig{
 		Name: name, Description: "mirror for operators: " + source.Description,
 		Retention: natsjs.LimitsPolicy, Discard: natsjs.DiscardOld,
-		MaxConsumers: -1, MaxMsgs: -1, MaxBytes: -1, MaxMsgsPerSubject: source.MaxMsgsPerSubject, MaxMsgSize: -1,
+		MaxConsumers: -1, MaxMsgs: -1, MaxBytes: source.MaxBytes, MaxAge: source.MaxAge, MaxMsgsPerSubject: source.MaxMsgsPerSubject, MaxMsgSize: -1,
 		Storage: source.Storage, Replicas: source.Replicas, Compression: source.Compression,
 		AllowMsgTTL: source.AllowMsgTTL, DenyDelete: true, DenyPurge: true,
 		Mirror: &natsjs.StreamSource{

@@ -144,7 +144,7 @@ func TestMirrorIsMadeAgain(t *testing.T) {
 		if err := s.js.DeleteStream(ctx, Heartbeats.stream()); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.ensureMemory(ctx, Heartbeats.stream()); err != nil {
+		if err := s.ensureAgain(ctx, Heartbeats.stream()); err != nil {
 			t.Fatal(err)
 		}
 		rev, err := table.Create(ctx, "x", value{"x", 0})

@@ -175,7 +175,7 @@ func (s *Store) lookNow() {
 	}
 }
 
-// inspect makes missing memory buckets again, reports missing security streams, and repairs the mirrors.
+// inspect makes what holds no security decision again when it is missing, reports missing security streams, and repairs the mirrors.
 func (s *Store) inspect(ctx context.Context) {
 	for name, d := range s.defs {
 		ask, cancel := context.WithTimeout(ctx, askTimeout)
@@ -183,7 +183,7 @@ func (s *Store) inspect(ctx context.Context) {
 		if d.security {
 			_, _, err = ensure(ask, s.js, d, false)
 		} else {
-			err = s.ensureMemory(ask, name)
+			err = s.ensureAgain(ask, name)
 		}
 		cancel()
 		switch {
@@ -207,14 +207,14 @@ func (s *Store) inspect(ctx context.Context) {
 	}
 }
 
-// ensureMemory makes a memory bucket that is gone again.
-func (s *Store) ensureMemory(ctx context.Context, name string) error {
+// ensureAgain makes a stream that holds no security decision, and is gone, again.
+func (s *Store) ensureAgain(ctx context.Context, name string) error {
 	_, created, err := ensure(ctx, s.js, s.defs[name], true)
 	if err != nil {
 		return err
 	}
 	if created {
-		s.o.Log.Warn("memory bucket was gone and is made again, empty", "stream", name)
+		s.o.Log.Warn("stream was gone and is made again, empty", "stream", name)
 		s.lookNow()
 	}
 	return nil

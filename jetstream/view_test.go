@@ -289,7 +289,7 @@ func TestRescan(t *testing.T) {
 	if err := f.ask(ctx); !errors.Is(err, errRecreated) {
 		t.Fatalf("ask after the bucket has gone: %v", err)
 	}
-	if err := s.ensureMemory(ctx, Heartbeats.stream()); err != nil {
+	if err := s.ensureAgain(ctx, Heartbeats.stream()); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := table.Create(ctx, "a", value{"new", 1}); err != nil {
