@@ -110,9 +110,13 @@ func problemOf(err error) *Problem {
 	return newProblem(status, schemas.Code(d.GetCode()), d.GetMessage(), d.GetHint())
 }
 
-// problemOfOutcome is the answer to a fetch that ended before its first byte.
+// problemOfOutcome is the answer to a fetch that ended before its first byte. What failed once a runner had taken it is 502,
+// whatever its code: the request itself was taken.
 func problemOfOutcome(o dispatch.Outcome) *Problem {
 	p := problemOf(o.Err)
+	if o.Code == dispatch.OutcomeFailed && p.Status != http.StatusServiceUnavailable {
+		p.Status, p.Title = http.StatusBadGateway, http.StatusText(http.StatusBadGateway)
+	}
 	p.DispatchID, p.Outcome = o.DispatchID, o.Code
 	return p
 }

@@ -1,43 +1,38 @@
 package api
 
 import (
-	"context"
-	"io"
-	"net/http"
-	"net/http/httptest"
-	"strings"
+	"errors"
 	"testing"
 
-	"github.com/danielgtaylor/huma/v2"
-	"github.com/danielgtaylor/huma/v2/adapters/humago"
+	"github.com/org-runink/runbus/cp/dispatch"
+	"github.com/org-runink/runbus/schemas"
 )
 
-// Whatever is wrong with a body, the answer doesn't repeat what is in it.
-func TestRefusalsRepeatNoSecret(t *testing.T) {
-	useProblems.Do(func() { huma.NewError = humaProblem })
-	mux := http.NewServeMux()
-	api := humago.New(mux, huma.DefaultConfig("test", "0"))
-	huma.Post(api, "/api/fetches", func(context.Context, *runFetchInput) (*struct{}, error) { return &struct{}{}, nil })
-	const canary = "c4nary"
-	for name, body := range map[string]string{
-		"not JSON":        `{"secrets":{"password":"` + canary + `"},}`,
-		"not an object":   `"` + canary + `"`,
-		"wrong type":      `{"secrets":["` + canary + `"]}`,
-		"nested":          `{"secrets":{"password":{"value":"` + canary + `"}}}`,
-		"unknown field":   `{"secret":{"password":"` + canary + `"}}`,
-		"wrong elsewhere": `{"maxRows":-1,"secrets":{"password":"` + canary + `"}}`,
-		"number":          `{"maxRows":"` + canary + `"}`,
+// What failed on a runner is 502 whatever its code; what was refused has the status of its code (SPEC, "Interfaces that are
+// fixed now").
+func TestStatusOfAnOutcome(t *testing.T) {
+	for _, c := range []struct {
+		outcome string
+		err     *schemas.Error
+		status  int
+	}{
+		{dispatch.OutcomeFailed, schemas.Errorf(schemas.CodeReadOnly, "x"), 502},
+		{dispatch.OutcomeFailed, schemas.Errorf(schemas.CodeBadSource, "x"), 502},
+		{dispatch.OutcomeFailed, schemas.Errorf(schemas.CodeForbiddenHop, "x"), 502},
+		{dispatch.OutcomeFailed, schemas.Errorf(schemas.CodeSource, "x"), 502},
+		{dispatch.OutcomeFailed, schemas.ErrRegistryUnavailable(errors.New("x")), 503},
+		{dispatch.OutcomeRunnerLost, schemas.ErrRunnerLost("edge", "x"), 502},
+		{dispatch.OutcomeDeadline, schemas.Errorf(schemas.CodeDeadline, "x"), 504},
+		{dispatch.OutcomeUnknown, schemas.ErrOutcomeUnknown("edge", 1), 504},
+		{dispatch.OutcomeCancelled, schemas.Errorf(schemas.CodeCancelled, "x"), 409},
+		{dispatch.OutcomeRefused, schemas.ErrNoRunner(), 400},
+		{dispatch.OutcomeRefused, schemas.ErrRunnerUnknown("x"), 404},
+		{dispatch.OutcomeRefused, schemas.ErrRunnerOffline("x", "y"), 409},
+		{dispatch.OutcomeRefused, schemas.ErrRunnerBusy("x", 4), 429},
 	} {
-		req := httptest.NewRequest(http.MethodPost, "/api/fetches", strings.NewReader(body))
-		req.Header.Set("Content-Type", "application/json")
-		w := httptest.NewRecorder()
-		mux.ServeHTTP(w, req)
-		text, err := io.ReadAll(w.Result().Body)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if w.Code < 400 || strings.Contains(string(text), canary) {
-			t.Errorf("%s: %d %s", name, w.Code, text)
+		p := problemOfOutcome(dispatch.Outcome{Code: c.outcome, Err: c.err, DispatchID: "D"})
+		if p.Status != c.status || p.Code != c.err.Code || p.Outcome != c.outcome || p.DispatchID != "D" {
+			t.Errorf("%s with %s: %+v, want status %d", c.outcome, c.err.Code, p, c.status)
 		}
 	}
 }
