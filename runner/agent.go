@@ -20,7 +20,10 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
+	chain "github.com/org-runink/runbus/runner/journal"
+	"github.com/org-runink/runbus/runner/policy"
 	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -34,18 +37,21 @@ type waits struct {
 
 // Agent is one runner process. Make it with New, start it once with Run; Drain and Abort may come from any goroutine.
 type Agent struct {
-	cfg   Config
-	cred  *credential
-	ref   schemas.RunnerRef
-	nonce string // of this process
-	key   *seal.Key
-	tls   *tls.Config
-	env   source.Env
-	find  func(kind string) (source.Connector, error)
-	waits waits
-	times []bus.Option // of the result streams; none in production
-	retry func(attempt int) time.Duration
-	log   *slog.Logger
+	cfg     Config
+	cred    *credential
+	ref     schemas.RunnerRef
+	nonce   string // of this process
+	key     *seal.Key
+	tls     *tls.Config
+	env     source.Env // without Dial, which depends on the fetch
+	dial    net.Dialer // of sources
+	policy  *policy.Keeper
+	journal *chain.Journal // from Run on; nil: none is kept
+	find    func(kind string) (source.Connector, error)
+	waits   waits
+	times   []bus.Option // of the result streams; none in production
+	retry   func(attempt int) time.Duration
+	log     *slog.Logger
 
 	conn    *bus.Conn
 	link    atomic.Pointer[link]
@@ -79,6 +85,11 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_FILE_ROOTS: %w", err)}
 	}
+	rules, err := policy.Open(cfg.Policy, cfg.StateDir, all.Kinds())
+	if err != nil {
+		_ = roots.Close()
+		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_POLICY: %w", err)}
+	}
 	key, err := seal.NewKey()
 	if err != nil {
 		return nil, fmt.Errorf("sealing key: %w", err)
@@ -88,7 +99,9 @@ func New(cfg Config) (*Agent, error) {
 		waits:    waits{credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
-		env:      source.Env{Dial: source.GuardedDial(&net.Dialer{Timeout: 15 * time.Second}), Roots: roots, Log: cfg.Log},
+		env:      source.Env{Roots: roots, Log: cfg.Log},
+		dial:     net.Dialer{Timeout: 15 * time.Second},
+		policy:   rules,
 		linkUp:   make(chan struct{}, 1),
 		rehello:  make(chan struct{}, 1),
 		began:    make(chan struct{}, 1),
@@ -127,6 +140,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer a.env.Roots.Close()
 	a.log.Info(schemas.RoleRunnerText)
 	a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
+	a.logPolicy()
+	if err := a.openJournal(); err != nil {
+		return err
+	}
+	defer a.closeJournal()
 	if err := a.connect(); err != nil {
 		return err
 	}

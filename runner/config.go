@@ -30,6 +30,12 @@ const (
 	DefaultPort        = "4222"
 )
 
+// The values of Config.Journal beside the empty one.
+const (
+	JournalOn  = "on"
+	JournalOff = "off"
+)
+
 // Config is what a runner needs to know. ConfigFromEnv fills it; every field can also be set by hand.
 type Config struct {
 	// Addrs are the control plane's addresses, each `host:port` or a URL (tls, nats, wss, ws). At least one.
@@ -45,10 +51,15 @@ type Config struct {
 	TLS bool
 	// CA is a PEM file trusted beside the system roots; may be empty.
 	CA string
-	// StateDir is where a generated id is kept. Empty means DefaultStateDir.
+	// StateDir is where a generated id, the journal and the counts of a policy's budgets are kept. Empty means DefaultStateDir.
 	StateDir string
 	// FileRoots are the folders that the file and sqlite sources may read. Empty: nowhere.
 	FileRoots []string
+	// Policy is the file of the local policy (runner/policy). Empty: everything but cloud metadata is allowed.
+	Policy string
+	// Journal is `on`, `off`, or empty: on if StateDir can be written. Its folder is `journal` in StateDir. With a journal that can't
+	// be written the runner refuses work.
+	Journal string
 	// Concurrency is how many works run at once (SPEC D6). Zero means DefaultConcurrency.
 	Concurrency int
 	// DrainGrace is how long running works may go on after Drain (SPEC D14). Zero means DefaultDrainGrace; RUNNER_DRAIN_GRACE=0s
@@ -80,6 +91,8 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		Version:  getenv("RUNNER_VERSION"),
 		CA:       getenv("RUNNER_ENROLL_CA"),
 		StateDir: getenv("CORE_RUNNER_STATE_DIR"),
+		Policy:   getenv("RUNNER_POLICY"),
+		Journal:  getenv("RUNNER_JOURNAL"),
 		TLS:      true,
 	}
 	for addr := range strings.SplitSeq(getenv("RUNNER_ENROLL_ADDR"), ",") {
@@ -158,6 +171,9 @@ func (c *Config) prepare() (*credential, error) {
 			return nil, err
 		}
 		c.Addrs[i] = u
+	}
+	if c.Journal != "" && c.Journal != JournalOn && c.Journal != JournalOff {
+		return nil, configError("RUNNER_JOURNAL is %q: use on or off", c.Journal)
 	}
 	cred, err := parseCredential(c.Token)
 	if err != nil {

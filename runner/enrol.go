@@ -87,7 +87,7 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 		RunnerId: a.ref.Runner, Name: a.cfg.Name, Version: a.cfg.Version,
 		Capabilities: capabilities(), LoadScore: a.works.load(), Limit: int32(a.cfg.Concurrency), //nolint:gosec // at most 10000
 		ProcessNonce: a.nonce, Pid: a.pid(), SealingKey: a.key.Public(),
-		RunningDispatches: a.works.runningIDs(), Draining: a.works.draining(),
+		RunningDispatches: a.works.runningIDs(), Draining: a.works.draining(), Policy: a.statement(),
 	}
 	if s := a.session.Load(); s != nil {
 		h.Session = s.id

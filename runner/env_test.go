@@ -141,6 +141,7 @@ func (c *controlPlane) run(t *testing.T, change func(*Config), seam func(*Agent)
 	p := &process{t: t, cp: c, enrolled: make(chan Enrolled, 64), ended: make(chan error, 1), log: newJournal()}
 	cfg := Config{
 		Addrs: []string{c.URL()}, Token: c.token, ID: edge.Runner, Name: "test", TLS: true, CA: c.CAFile, Log: slog.New(p.log),
+		StateDir:   t.TempDir(),
 		OnEnrolled: func(e Enrolled) { p.enrolled <- e },
 	}
 	if change != nil {

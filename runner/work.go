@@ -15,6 +15,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/runner/policy"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -96,7 +97,7 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	var response *runbusv1.RunFetchResponse
 	stream := newChunks(w.ctx, w.sender)
 	if err == nil {
-		response, err = w.fetch(stream)
+		response, err = w.recorded(stream)
 	}
 	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: stream.sum()}
 	if err != nil {
@@ -111,31 +112,30 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	return result
 }
 
-// fetch runs the connector. Whatever it does with the credentials ends when it returns.
-func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err error) {
+// fetch runs the connector under the local policy. Whatever it does with the credentials ends when it returns.
+func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]string) (response *runbusv1.RunFetchResponse, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			w.log.Error("a connector panicked", "panic", p, "stack", stack())
 			err = schemas.Errorf(schemas.CodeFailed, "the connector failed; the runner's log has the cause")
 		}
 	}()
-	secrets, err := w.secrets()
-	if err != nil {
-		return nil, err
-	}
-	defer clear(secrets)
 	req := w.m.GetRequest()
 	connector, err := w.agent.find(req.GetSource().GetKind())
 	if err != nil {
 		return nil, err
 	}
-	out := source.NewOutput(stream, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
+	if err := under.Start(req.GetSource().GetSettings()); err != nil {
+		return nil, err
+	}
+	leaving := &outlet{stream: stream, permit: under.Send}
+	out := source.NewOutput(leaving, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
 	stream.counts = out
 	flushing := stream.flushEvery(flushEvery)
 	defer flushing()
 	w.log.Info("work started", "source", connector.Kind())
 	env := w.agent.env
-	env.Log = w.log
+	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
 	err = connector.Fetch(w.ctx, env, source.Request{
 		Settings: req.GetSource().GetSettings(), Secrets: secrets, Query: req.GetQuery(),
 	}, out)
@@ -148,6 +148,9 @@ func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err e
 	if err == nil {
 		err = stream.flush()
 	}
+	if leaving.refusal != nil { // in the policy's words, whatever the connector made of them
+		err = leaving.refusal
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -156,10 +159,10 @@ func (w *work) fetch(stream *chunks) (response *runbusv1.RunFetchResponse, err e
 	}, nil
 }
 
-// secrets waits for the sealed bundle, if one follows, and opens it.
-func (w *work) secrets() (map[string]string, error) {
+// secrets waits for the sealed bundle, if one follows, and opens it. caller is on whose behalf the work runs, if the bundle says.
+func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSession, err error) {
 	if !w.m.GetCredentialsFollow() {
-		return map[string]string{}, nil
+		return map[string]string{}, nil, nil
 	}
 	timer := time.NewTimer(w.agent.waits.credentials)
 	defer timer.Stop()
@@ -169,19 +172,19 @@ func (w *work) secrets() (map[string]string, error) {
 			Tenant: w.agent.ref.Tenant, Runner: w.agent.ref.Runner, Session: w.session, Dispatch: w.id,
 		}, sealed)
 		if err != nil {
-			return nil, schemas.Wrap(schemas.CodeFailed, err, "the sealed credentials do not open on this runner")
+			return nil, nil, schemas.Wrap(schemas.CodeFailed, err, "the sealed credentials do not open on this runner")
 		}
 		if caller := bundle.GetCaller(); caller != nil {
 			if expires := caller.GetExpiresAt(); expires != nil && w.agent.clock.now().After(expires.AsTime()) {
-				return nil, schemas.Errorf(schemas.CodeForbidden, "the caller's session has expired")
+				return nil, caller, schemas.Errorf(schemas.CodeForbidden, "the caller's session has expired")
 			}
 			w.log.Info("credentials opened", "caller", caller.GetPerson(), "role", caller.GetRole())
 		}
-		return bundle.GetSecrets(), nil
+		return bundle.GetSecrets(), bundle.GetCaller(), nil
 	case <-timer.C:
-		return nil, schemas.Errorf(schemas.CodeFailed, "the credentials did not arrive within %s", w.agent.waits.credentials)
+		return nil, nil, schemas.Errorf(schemas.CodeFailed, "the credentials did not arrive within %s", w.agent.waits.credentials)
 	case <-w.ctx.Done():
-		return nil, context.Cause(w.ctx)
+		return nil, nil, context.Cause(w.ctx)
 	}
 }
 

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -20,9 +21,9 @@ import (
 func main() {
 	err := errTokenOnCommandLine
 	if !isToken(os.Args[1:]) {
-		err = app().Run(os.Args)
+		err = app().Run(fileLast(os.Args))
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errDenied) {
 		fmt.Fprintln(os.Stderr, process.Text(err))
 	}
 	os.Exit(runner.ExitCode(err))
@@ -39,7 +40,7 @@ service-account token (a key that an ORG_ADMIN mints with "runink key create NAM
 		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status
 		OnUsageError:    usage,
 		Action:          unknown,
-		Commands: []*cli.Command{serveCommand(), {
+		Commands: []*cli.Command{serveCommand(), policyCommand(), journalCommand(), {
 			Name: "version", Usage: "print the version", Action: func(c *cli.Context) error {
 				_, err := fmt.Fprintln(c.App.Writer, runner.BuildVersion())
 				return err
@@ -62,13 +63,16 @@ func serveCommand() *cli.Command {
   RUNNER_ID             stable id, 1-64 of A-Z a-z 0-9 - _ . (default: generated, kept in the state folder)
   RUNNER_NAME, RUNNER_VERSION   for display
   RUNNER_FILE_ROOTS     folders that the file and sqlite sources may read, a list as in PATH (default: none)
+  RUNNER_POLICY         file of the local policy, read again at SIGHUP (default: none, everything but cloud metadata is allowed)
+  RUNNER_JOURNAL        on or off (default: on if the state folder can be written)
   RUNNER_CONCURRENCY    works at once (default 4)
   RUNNER_DRAIN_GRACE    how long running works may go on after SIGTERM (default 10m)
   LOG_LEVEL, LOG_FORMAT debug|info|warn|error, text|json
 
 Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "state-dir", Usage: "where a generated id is kept, mode 0700", EnvVars: []string{"CORE_RUNNER_STATE_DIR"}, Value: runner.DefaultStateDir},
+			stateDirFlag(),
+			&cli.StringFlag{Name: "policy", Usage: "file of the local policy: what this runner may reach", EnvVars: []string{"RUNNER_POLICY"}},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
@@ -78,7 +82,9 @@ Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another proces
 			if err != nil {
 				return usageError(err.Error())
 			}
-			return agent.Run(context.Background(), log, os.Stdout, func(cfg *runner.Config) { cfg.StateDir = c.String("state-dir") })
+			return agent.Run(context.Background(), log, os.Stdout, func(cfg *runner.Config) {
+				cfg.StateDir, cfg.Policy = c.String("state-dir"), c.String("policy")
+			})
 		},
 	}
 }

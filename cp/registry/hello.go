@@ -3,6 +3,7 @@ package registry
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"time"
@@ -27,6 +28,8 @@ const (
 	maxVersion      = 64     // bytes
 	maxCapabilities = 64     // entries
 	maxCapability   = 64     // bytes each
+	maxRuleNames    = 100    // entries
+	maxPolicyText   = 64     // bytes each
 	maxSealingKey   = 4096   // bytes
 	maxLimit        = 10_000 // works at once
 	maxReplaced     = 16     // processes that a record remembers
@@ -161,11 +164,27 @@ func checkStatements(h *runbusv1.RunnerHello) error {
 			return err
 		}
 	}
+	if err := checkPolicy(h.GetPolicy()); err != nil {
+		return err
+	}
 	switch n := len(h.GetSealingKey()); {
 	case h.GetProbe() && n > 0:
 		return schemas.Errorf(schemas.CodeInvalid, "the hello is a probe and has a sealing key: only one that enrols has")
 	case !h.GetProbe() && n == 0, n > maxSealingKey:
 		return schemas.Errorf(schemas.CodeInvalid, "the sealing key of the hello has %d bytes: 1-%d are allowed", n, maxSealingKey)
+	}
+	return nil
+}
+
+// checkPolicy bounds what a runner says about its policy and journal.
+func checkPolicy(p *runbusv1.RunnerPolicy) error {
+	if n := len(p.GetRuleNames()); n > maxRuleNames {
+		return schemas.Errorf(schemas.CodeInvalid, "the hello lists %d rules of its policy: at most %d are allowed", n, maxRuleNames)
+	}
+	for _, s := range append([]string{p.GetDigest(), p.GetDefaultVerdict(), p.GetJournalHead()}, p.GetRuleNames()...) {
+		if err := checkText("policy", s, maxPolicyText); err != nil {
+			return err
+		}
 	}
 	return nil
 }
@@ -256,8 +275,23 @@ func (r *Registry) newRecord(ref schemas.RunnerRef, key auth.Key, h *runbusv1.Ru
 		Capabilities: h.GetCapabilities(), LoadScore: boundLoad(h.GetLoadScore()), Limit: boundCount(h.GetLimit()),
 		Draining: h.GetDraining(), Pid: h.GetPid(), SessionAt: at, ProcessNonce: h.GetProcessNonce(),
 		PublicKey: key.PublicKey, KeyID: key.ID, SealingKey: h.GetSealingKey(),
-		StartedAt: at, LastSeen: at, Replica: r.d.Replica,
+		StartedAt: at, LastSeen: at, Replica: r.d.Replica, Policy: policyOf(h.GetPolicy()),
 	}
+}
+
+// policyOf is nil for a runner that tells of no policy.
+func policyOf(p *runbusv1.RunnerPolicy) *Policy {
+	if p == nil {
+		return nil
+	}
+	claimed := &Policy{
+		Digest: p.GetDigest(), Default: p.GetDefaultVerdict(), AllowRules: boundCount(p.GetAllowRules()), DenyRules: boundCount(p.GetDenyRules()),
+		RuleNames: append([]string{}, p.GetRuleNames()...), Journal: p.GetJournal(),
+	}
+	if claimed.Journal {
+		claimed.JournalHead = fmt.Sprintf("%d:%s", p.GetJournalSeq(), p.GetJournalHead())
+	}
+	return claimed
 }
 
 // boundLoad makes a claimed load a number from 0 to 1.

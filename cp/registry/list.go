@@ -30,6 +30,7 @@ type Claims struct {
 	Capabilities []string `json:"capabilities"`
 	LoadScore    float64  `json:"loadScore"`
 	Pid          int64    `json:"pid"`
+	Policy       *Policy  `json:"policy,omitempty"` // absent for a runner that tells of none
 }
 
 // Health says whether the runner can take work, and if not, which signal failed. Version, InFlight and Limit are claims.
@@ -99,7 +100,7 @@ func (s *seen) runner() Runner {
 		Labels: map[string]string{}, State: state, Link: s.candidate.Link,
 		Claims: Claims{
 			Name: s.candidate.Name, Version: version, Capabilities: slices.Clone(s.rec.Capabilities),
-			LoadScore: s.rec.LoadScore, Pid: s.rec.Pid,
+			LoadScore: s.rec.LoadScore, Pid: s.rec.Pid, Policy: s.rec.Policy,
 		},
 		Health: Health{
 			Connected: s.candidate.Connected, Dispatchable: s.candidate.Offline == "", Detail: s.candidate.Offline,

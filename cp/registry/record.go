@@ -2,6 +2,21 @@ package registry
 
 import "time"
 
+// Policy is what a runner tells of the local policy on its host (SPEC E12), and of its journal: claims, as all it says. Nobody here
+// can change either.
+type Policy struct {
+	// Digest is the SHA-256 of the policy's normal form; empty when there is none, and all but cloud metadata is allowed.
+	Digest     string   `json:"digest"`
+	Default    string   `json:"default"` // `allow` or `deny`
+	AllowRules int      `json:"allowRules"`
+	DenyRules  int      `json:"denyRules"`
+	RuleNames  []string `json:"ruleNames"`
+	// Journal is true when the runner records every fetch on its host; JournalHead is `number:SHA256` of the last record there at the
+	// time of the hello, which `core-runner journal verify --expect` takes.
+	Journal     bool   `json:"journal"`
+	JournalHead string `json:"journalHead,omitempty"`
+}
+
 // Record is the value of a runner's key in the heartbeats bucket (SPEC E7). The compare-and-set on it decides which process
 // holds the runner's id; the key expires 60 s after the last heartbeat. Name, Version, Capabilities, LoadScore, Limit,
 // InFlight and Pid are the runner's own statements.
@@ -16,6 +31,7 @@ type Record struct {
 	InFlight     int      `json:"inFlight"`
 	Draining     bool     `json:"draining"`
 	Pid          int64    `json:"pid"`
+	Policy       *Policy  `json:"policy,omitempty"`
 
 	// Session is 128 random bits in hex. It stays the same as long as the process does.
 	Session   string    `json:"session"`

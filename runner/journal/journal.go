@@ -86,7 +86,7 @@ func (j *Journal) Close() error {
 	return errors.Join(j.detach(), j.lock.Close())
 }
 
-// Head is the last line as this process knows it; zero for an empty journal.
+// Head is the last line as this process knows it; number 0 and 64 zeros for an empty journal.
 func (j *Journal) Head() Anchor {
 	j.mu.Lock()
 	defer j.mu.Unlock()
@@ -215,12 +215,18 @@ func (j *Journal) attach() error {
 		}
 	}
 	_ = j.detach() // it was only appended to, and that was checked
-	head, _, err := readHead(j.dir)
+	head, there, err := readHead(j.dir)
 	if err != nil {
 		return err
 	}
 	if len(names) == 0 {
-		j.last = head // zero, or the files are gone: then the chain goes on from what was there, and Verify tells
+		if !there {
+			head = Anchor{Hash: zeroHash}
+			if err := writeHead(j.dir, head); err != nil { // from now on there is one: without, somebody took it
+				return err
+			}
+		}
+		j.last = head // not zero: the files are gone; the chain goes on from what was there, and Verify tells
 		return nil
 	}
 	j.name = names[len(names)-1]
@@ -285,6 +291,9 @@ func (j *Journal) resume(names []string, line []byte, head Anchor) error {
 	if head.Seq > last.Seq || last.Hash == "" {
 		last = head
 	}
+	if last.Hash == "" {
+		last.Hash = zeroHash
+	}
 	j.last = last
 	return nil
 }
@@ -292,9 +301,6 @@ func (j *Journal) resume(names []string, line []byte, head Anchor) error {
 // append writes one line; the lock is held and the journal attached.
 func (j *Journal) append(r Record) error {
 	r.Seq, r.Prev = j.last.Seq+1, j.last.Hash
-	if j.last.Seq == 0 {
-		r.Prev = zeroHash
-	}
 	if r.At.IsZero() {
 		r.At = j.now()
 	}
@@ -404,20 +410,24 @@ func readHead(dir string) (a Anchor, there bool, err error) {
 	if err != nil {
 		return Anchor{}, false, err
 	}
-	a, err = ParseAnchor(strings.TrimSpace(string(text)))
-	if err != nil {
-		return Anchor{}, false, fmt.Errorf("the file %s: %w", headFile, err)
+	seq, hash, ok := strings.Cut(strings.TrimSuffix(string(text), "\n"), ":")
+	a.Seq, err = strconv.ParseUint(seq, 10, 64)
+	if !ok || err != nil || !isHash(hash) {
+		return Anchor{}, false, fmt.Errorf("the file %s is damaged: it is not NUMBER:SHA256", headFile)
 	}
+	a.Hash = hash
 	return a, true, nil
 }
 
-// writeHead replaces the head in one step.
+// writeHead overwrites the head in place: it always has the same length, well below a sector, so it is the old or the new one
+// whatever happens meanwhile.
 func writeHead(dir string, a Anchor) error {
-	tmp := filepath.Join(dir, headFile+".new")
-	if err := os.WriteFile(tmp, []byte(a.String()+"\n"), 0o600); err != nil {
+	f, err := os.OpenFile(filepath.Join(dir, headFile), os.O_CREATE|os.O_WRONLY|syscall.O_NOFOLLOW, 0o600)
+	if err != nil {
 		return err
 	}
-	return os.Rename(tmp, filepath.Join(dir, headFile))
+	_, err = f.WriteAt(fmt.Appendf(nil, "%020d:%s\n", a.Seq, a.Hash), 0)
+	return errors.Join(err, f.Close())
 }
 
 func syncDir(dir string) error {

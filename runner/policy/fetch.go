@@ -54,21 +54,21 @@ func (f *Fetch) Start(settings map[string]string) error {
 	path := settings["path"]
 	if filepath.IsAbs(path) && !strings.ContainsAny(path, `*?[\`) {
 		// A path that leads over symbolic links is decided when it is opened; here it is only refused if its text is.
-		if d := f.policy.Path(f.kind, filepath.Clean(path), resolved(path)); !d.Allowed {
+		if d := f.policy.Path(f.kind, filepath.Clean(path), Resolve(path)); !d.Allowed {
 			return f.refuse(d.Rule, quote(path))
 		}
 	}
 	return f.left(nil)
 }
 
-// resolved is path with its symbolic links resolved as far as it exists.
-func resolved(path string) string {
+// Resolve is path with its symbolic links resolved as far as it exists.
+func Resolve(path string) string {
 	path = filepath.Clean(path)
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		return real
 	}
 	if parent := filepath.Dir(path); parent != path {
-		return filepath.Join(resolved(parent), filepath.Base(path))
+		return filepath.Join(Resolve(parent), filepath.Base(path))
 	}
 	return path
 }
@@ -199,3 +199,7 @@ func (f *Fetch) Told() Told {
 	defer f.mu.Unlock()
 	return Told{Rules: slices.Clone(f.rules), Dialled: slices.Clone(f.dialled), Refused: f.refused}
 }
+
+// Digest and QueryText are the policy's.
+func (f *Fetch) Digest() string  { return f.policy.Digest() }
+func (f *Fetch) QueryText() bool { return f.policy.QueryText() }

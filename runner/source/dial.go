@@ -141,6 +141,9 @@ var metadataNames = []string{
 	"metadata.platformequinix.com", "metadata.packet.net",
 }
 
+// CheckHost refuses, before it is resolved, what no runner dials: an empty host, and what checkName refuses.
+func CheckHost(host string) error { return checkName(host) }
+
 // checkName refuses the names of metadata services and the number forms that some resolvers take for an IPv4 address.
 func checkName(host string) error {
 	if host == "" {

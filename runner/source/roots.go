@@ -90,7 +90,7 @@ func (r *Roots) permit(at root, rel, name string) (string, fs.FileInfo, error) {
 	return resolved, now, nil
 }
 
-// Close releases the roots. Files opened before stay open.
+// Close releases the roots: nothing can be opened from then on. Files opened before stay open.
 func (r *Roots) Close() error {
 	if r == nil {
 		return nil
@@ -99,7 +99,6 @@ func (r *Roots) Close() error {
 	for _, root := range r.roots {
 		errs = append(errs, root.dir.Close())
 	}
-	r.roots = nil
 	return errors.Join(errs...)
 }
 

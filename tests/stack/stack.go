@@ -99,6 +99,7 @@ func (p *Plane) StartRunner(t testing.TB, id string, env map[string]string) *Run
 		_, token = p.Admin.MintKey(t, id)
 	}
 	all := p.RunnerEnv(id, token)
+	all["CORE_RUNNER_STATE_DIR"] = filepath.Join(t.TempDir(), "state")
 	maps.Copy(all, env)
 	r := &Runner{Process: Start(t, "runner "+id, p.Bin.CoreRunner, all, "serve"), ID: id}
 	var ready struct {

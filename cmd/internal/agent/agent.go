@@ -47,5 +47,8 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	defer process.RelaxMemory()()
 	release := process.OnStop(a.Drain, a.Abort)
 	defer release()
+	if cfg.Policy != "" { // without, SIGHUP ends the process as ever
+		defer process.OnHangup(a.ReloadPolicy)()
+	}
 	return a.Run(ctx)
 }

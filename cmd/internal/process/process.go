@@ -42,6 +42,28 @@ func OnStop(first, again func()) (release func()) {
 	}
 }
 
+// OnHangup calls act at each SIGHUP, until the returned function is called.
+func OnHangup(act func()) (release func()) {
+	signals, done := make(chan os.Signal, 1), make(chan struct{})
+	signal.Notify(signals, syscall.SIGHUP)
+	var ended sync.WaitGroup
+	ended.Go(func() {
+		for {
+			select {
+			case <-signals:
+				act()
+			case <-done:
+				return
+			}
+		}
+	})
+	return func() {
+		signal.Stop(signals)
+		close(done)
+		ended.Wait()
+	}
+}
+
 // Announce writes v as one line of JSON: how a child tells its parent that it is ready. It is not an error if nobody reads.
 func Announce(w io.Writer, v any) {
 	b, err := json.Marshal(v)
