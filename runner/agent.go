@@ -24,12 +24,14 @@ import (
 	"github.com/org-runink/runbus/runner/policy"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/all"
+	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // waits is what an Agent waits for at most.
 type waits struct {
+	connect     time.Duration // one attempt of a link, until the server has let the runner in
 	credentials time.Duration // that follow an assignment (DESIGN, "Dispatch")
 	delivery    time.Duration // of the last acknowledgement of an ended work
 	goodbye     time.Duration // each of the last words: results still to be acknowledged, goodbye
@@ -43,8 +45,9 @@ type Agent struct {
 	nonce   string // of this process
 	key     *seal.Key
 	tls     *tls.Config
-	env     source.Env // without Dial, which depends on the fetch
-	dial    net.Dialer // of sources
+	env     source.Env     // without Dial, which depends on the fetch
+	dial    net.Dialer     // of sources
+	tunnel  *tunnel.Dialer // of the control plane
 	policy  *policy.Keeper
 	journal *chain.Journal // from Run on; nil: none is kept
 	find    func(kind string) (source.Connector, error)
@@ -81,6 +84,10 @@ func New(cfg Config) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	way, err := cfg.tunnel()
+	if err != nil {
+		return nil, err
+	}
 	roots, err := source.OpenRoots(strings.Join(cfg.FileRoots, string(os.PathListSeparator)))
 	if err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_FILE_ROOTS: %w", err)}
@@ -96,11 +103,12 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, log: cfg.Log,
-		waits:    waits{credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
+		waits:    waits{connect: connectTimeout, credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
 		env:      source.Env{Roots: roots, Log: cfg.Log},
 		dial:     net.Dialer{Timeout: 15 * time.Second},
+		tunnel:   way,
 		policy:   rules,
 		linkUp:   make(chan struct{}, 1),
 		rehello:  make(chan struct{}, 1),
@@ -145,10 +153,13 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.closeJournal()
-	if err := a.connect(); err != nil {
+	dialling, stopDialling := context.WithCancel(context.Background())
+	defer stopDialling()
+	if err := a.connect(ctx, &dialer{dialling, a.tunnel, a.waits.connect}, stopDialling); err != nil {
 		return err
 	}
 	defer func() {
+		stopDialling()
 		a.conn.NATS().Close()
 		if l := a.link.Load(); l != nil {
 			l.end()

@@ -2,7 +2,6 @@ package runner
 
 import (
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/all"
+	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -51,6 +51,8 @@ type Config struct {
 	TLS bool
 	// CA is a PEM file trusted beside the system roots; may be empty.
 	CA string
+	// Proxy is how the control plane is reached through an HTTP proxy. Sources never use it.
+	Proxy tunnel.Settings
 	// StateDir is where a generated id, the journal and the counts of a policy's budgets are kept. Empty means DefaultStateDir.
 	StateDir string
 	// FileRoots are the folders that the file and sqlite sources may read. Empty: nowhere.
@@ -93,6 +95,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		StateDir: getenv("CORE_RUNNER_STATE_DIR"),
 		Policy:   getenv("RUNNER_POLICY"),
 		Journal:  getenv("RUNNER_JOURNAL"),
+		Proxy:    tunnel.FromEnv(getenv),
 		TLS:      true,
 	}
 	for addr := range strings.SplitSeq(getenv("RUNNER_ENROLL_ADDR"), ",") {
@@ -257,12 +260,15 @@ func (c *Config) serverURL(addr string) (string, error) {
 	default:
 		return "", configError("RUNNER_ENROLL_ADDR: unknown scheme %q: use host:port, tls, wss, nats or ws", u.Scheme)
 	}
-	if webSocket {
-		return u.String(), nil // 443 and 80 are the defaults
+	if !webSocket {
+		u.Path = ""
 	}
-	u.Path = ""
 	if u.Port() == "" {
-		u.Host = net.JoinHostPort(u.Hostname(), DefaultPort)
+		port := map[string]string{"wss": "443", "ws": "80"}[u.Scheme]
+		if port == "" {
+			port = DefaultPort
+		}
+		u.Host = net.JoinHostPort(u.Hostname(), port)
 	}
 	return u.String(), nil
 }
@@ -283,20 +289,9 @@ func (c *Config) tlsConfig() (*tls.Config, error) {
 		}, nil
 	}
 	t := &tls.Config{MinVersion: tls.VersionTLS13}
-	if c.CA == "" {
-		return t, nil
-	}
-	pem, err := os.ReadFile(c.CA)
-	if err != nil {
-		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ENROLL_CA: %w", err)}
-	}
-	if t.RootCAs, err = x509.SystemCertPool(); err != nil {
-		t.RootCAs = x509.NewCertPool()
-	}
-	if !t.RootCAs.AppendCertsFromPEM(pem) {
-		return nil, configError("RUNNER_ENROLL_CA: %s holds no PEM certificate", c.CA)
-	}
-	return t, nil
+	var err error
+	t.RootCAs, err = c.roots()
+	return t, err
 }
 
 // keptID is the id in the state folder, made at the first start.

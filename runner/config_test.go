@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -23,11 +24,13 @@ func TestConfigFromEnvReadsEveryVariable(t *testing.T) {
 		"RUNNER_ENROLL_CA": "/ca.pem", "RUNNER_ID": "edge", "RUNNER_NAME": "Edge", "RUNNER_VERSION": "v9",
 		"RUNNER_FILE_ROOTS": "/a" + string(os.PathListSeparator) + string(os.PathListSeparator) + "/b", "RUNNER_CONCURRENCY": "7",
 		"RUNNER_DRAIN_GRACE": "90s", "CORE_RUNNER_STATE_DIR": "/state",
+		"HTTPS_PROXY": "proxy:3128", "no_proxy": ".internal",
 	}))
 	must(t, err)
 	want := Config{
 		Addrs: []string{"a:1", "wss://b", "c:2"}, Token: "token", TLS: true, CA: "/ca.pem", ID: "edge", Name: "Edge", Version: "v9",
 		FileRoots: []string{"/a", "/b"}, Concurrency: 7, DrainGrace: 90 * time.Second, StateDir: "/state",
+		Proxy: tunnel.Settings{Proxy: "proxy:3128", ProxyFrom: "HTTPS_PROXY", Except: ".internal", ExceptFrom: "no_proxy"},
 	}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
@@ -111,7 +114,8 @@ func TestServerURL(t *testing.T) {
 		{"tls://host:1", true, "tls://host:1"},
 		{"nats://host:1", true, "tls://host:1"},
 		{"nats://host:1/", false, "nats://host:1"},
-		{"wss://host", true, "wss://host"},
+		{"wss://host", true, "wss://host:443"},
+		{"wss://[fd00::1]", true, "wss://[fd00::1]:443"},
 		{"wss://host:8443/bus", true, "wss://host:8443/bus"},
 		{"ws://host:80", false, "ws://host:80"},
 		{"tls://host:1", false, "RUNNER_ENROLL_TLS says false"},

@@ -2,15 +2,18 @@ package runner
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -20,17 +23,33 @@ const (
 	connectTimeout = 10 * time.Second
 )
 
-// connect opens the one connection of this process. It returns while the first attempt may still fail: nats.go goes on.
-func (a *Agent) connect() error {
+// connect opens the one connection of this process. It returns while the first attempt may still fail: nats.go goes on. The end of
+// ctx and a drain don't wait for that attempt: it ends by stopDialling.
+func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) error {
+	attempt, attempted := context.WithCancel(ctx)
+	var watch sync.WaitGroup
+	watch.Go(func() {
+		select {
+		case <-a.drainNow:
+			stopDialling()
+		case <-attempt.Done():
+			if ctx.Err() != nil {
+				stopDialling()
+			}
+		}
+	})
+	defer watch.Wait()
+	defer attempted()
 	var self atomic.Pointer[nats.Conn]
 	nc, err := nats.Connect(strings.Join(a.cfg.Addrs, ","),
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
+		nats.SetCustomDialer(d),
 		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS, a.tls; return nil },
 		nats.CustomInboxPrefix(schemas.InboxPrefix(a.ref)),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
-		nats.Timeout(connectTimeout), nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
+		nats.Timeout(a.waits.connect), nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
 		nats.ConnectHandler(a.newLink), nats.ReconnectHandler(a.newLink),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
 		nats.CustomReconnectDelay(func(attempt int) time.Duration {
@@ -93,6 +112,9 @@ func (a *Agent) newLink(*nats.Conn) {
 }
 
 func (a *Agent) warnUnreachable(err error) {
+	if errors.Is(err, context.Canceled) {
+		return // this process ends
+	}
 	text, hint := explainLink(err)
 	a.log.Warn("can't reach the control plane; trying again", "addr", a.addrsText(), "error", text, "hint", hint)
 }
@@ -105,20 +127,40 @@ func (a *Agent) addrsText() string {
 	return strings.Join(out, ",")
 }
 
+func isTimeout(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+}
+
 // explainLink says what an error of connecting means and what to do about it.
 func explainLink(err error) (text, hint string) {
 	text = err.Error()
+	var proxied *tunnel.Error
+	var unknown x509.UnknownAuthorityError
 	switch {
+	case errors.As(err, &proxied):
+		return text, proxied.Hint
 	case errors.Is(err, nats.ErrSecureConnWanted):
 		return "the control plane offers no TLS at this address", "check the address; RUNNER_ENROLL_TLS=false would send in the clear and needs a control plane that allows it"
-	case strings.Contains(text, "certificate signed by unknown authority"):
-		return text, "set RUNNER_ENROLL_CA to the PEM file of the control plane's CA"
+	case errors.As(err, &unknown):
+		if unknown.Cert != nil {
+			text += fmt.Sprintf(" (issued by %q)", unknown.Cert.Issuer)
+		}
+		return text, "set RUNNER_ENROLL_CA to the PEM file of the control plane's CA; core-runner doctor tells whether something in between shows a certificate of its own"
 	case strings.Contains(text, "certificate is valid for"), strings.Contains(text, "not valid for any names"):
 		return text, "dial the control plane under a name that is in its certificate"
 	case strings.Contains(text, "expired or is not yet valid"):
 		return text, "check the clock of this host, and the control plane's certificate"
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
 		return text, "the control plane does not know this key, or can't decide now: check RUNNER_ENROLL_TOKEN"
+	case strings.Contains(text, "first record does not look like a TLS handshake"):
+		return text, "what listens there speaks no TLS: check the port"
+	case strings.Contains(text, "invalid websocket connection"), strings.Contains(text, "malformed HTTP"):
+		return text, "what listens there is no WebSocket of a control plane: check the port, or dial its NATS port as host:port"
+	case strings.Contains(text, "protocol version not supported"):
+		return text, "something that speaks no TLS 1.3 stands in between: TLS 1.3 is needed"
+	case isTimeout(err), strings.Contains(text, "network is unreachable"), strings.Contains(text, "no route to host"):
+		return text, "no answer: a firewall may drop the connection. Where only 443 is open use the control plane's wss:// address; where a proxy is the way out set HTTPS_PROXY"
 	case strings.Contains(text, "connection refused"):
 		return text, "nothing listens there: is the control plane up, and is the port its NATS port?"
 	case strings.Contains(text, "no such host"):

@@ -33,7 +33,7 @@ func FromEnv(getenv func(string) string) Settings {
 				return v, n
 			}
 		}
-		return "", names[len(names)-1]
+		return "", ""
 	}
 	var s Settings
 	s.Proxy, s.ProxyFrom = first("https_proxy", "HTTPS_PROXY")
