@@ -2,6 +2,7 @@ package bus
 
 import (
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/schemas"
@@ -55,11 +56,8 @@ func decodeFrame(msg *nats.Msg, kind schemas.Kind) (Frame, error) {
 	if err := Decode(msg, f); err != nil {
 		return nil, err
 	}
-	if f.GetSeq() == 0 {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "a %s has no number", shortName(f))
-	}
-	if chunkBytes(f) > ChunkBytes {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", chunkBytes(f), ChunkBytes)
+	if err := checkFrame(f); err != nil {
+		return nil, err
 	}
 	return f, nil
 }
@@ -76,4 +74,121 @@ func frameKind(f Frame) schemas.Kind {
 func chunkBytes(f Frame) int64 {
 	c, _ := f.(*runbusv1.RunnerWorkChunk)
 	return int64(len(c.GetArrowIpc()))
+}
+
+// frameHeaders are the envelopes of frames and bundles. Nobody changes them, so each is there once.
+var frameHeaders = func() map[string]nats.Header {
+	headers := make(map[string]nats.Header)
+	for _, m := range []proto.Message{
+		(*runbusv1.RunnerWorkAccepted)(nil), (*runbusv1.RunnerWorkProgress)(nil), (*runbusv1.RunnerWorkChunk)(nil),
+		(*runbusv1.RunnerWorkResult)(nil), (*runbusv1.RunnerWorkFrames)(nil), (*runbusv1.RunnerWorkCredits)(nil), (*runbusv1.RunnerWorkCredit)(nil),
+	} {
+		name := shortName(m)
+		headers[name] = nats.Header{HeaderType: {name}, HeaderContentType: {ContentType}}
+	}
+	return headers
+}()
+
+// newFrame is NewMsg for a frame.
+func newFrame(subject string, f Frame) (*nats.Msg, error) {
+	body, err := proto.Marshal(f)
+	if err != nil {
+		return nil, schemas.Wrap(schemas.CodeInvalid, err, "a frame can't be encoded")
+	}
+	if len(body) > MaxPayload-headerRoom {
+		return nil, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), len(body), MaxPayload-headerRoom)
+	}
+	return &nats.Msg{Subject: subject, Header: frameHeaders[shortName(f)], Data: body}, nil
+}
+
+// Numbers of the fields of RunnerWorkFrames, RunnerWorkFrame and RunnerWorkCredits.
+const (
+	framesField                                           = 163
+	acceptedField, progressField, chunkField, resultField = 164, 165, 166, 167
+	creditsField                                          = 168
+)
+
+// bundleBytes is the most that frames in one bundle have together: larger ones gain nothing by it.
+const bundleBytes = 64 << 10
+
+// bundle puts frames of one dispatch, encoded, into one message.
+func bundle(ctl, data string, frames []*nats.Msg) *nats.Msg {
+	size := 0
+	subject := ctl
+	for _, f := range frames {
+		size += len(f.Data) + 16
+	}
+	body := make([]byte, 0, size)
+	for _, f := range frames {
+		field := protowire.Number(progressField)
+		switch TypeOf(f) {
+		case "RunnerWorkAccepted":
+			field = acceptedField
+		case "RunnerWorkChunk":
+			field, subject = chunkField, data
+		case "RunnerWorkResult":
+			field = resultField
+		}
+		inner := protowire.SizeTag(field) + protowire.SizeBytes(len(f.Data))
+		body = protowire.AppendTag(body, framesField, protowire.BytesType)
+		body = protowire.AppendVarint(body, uint64(inner)) //nolint:gosec // a length
+		body = protowire.AppendTag(body, field, protowire.BytesType)
+		body = protowire.AppendBytes(body, f.Data)
+	}
+	return &nats.Msg{Subject: subject, Header: frameHeaders["RunnerWorkFrames"], Data: body}
+}
+
+// sizedFrame is a frame and the bytes that it was encoded in.
+type sizedFrame struct {
+	frame Frame
+	size  int64
+}
+
+// decodeFrames reads what came on a subject of kind: one frame, or a bundle. All frames of a bundle are valid, or it is not.
+func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedFrame, error) {
+	if TypeOf(msg) != "RunnerWorkFrames" {
+		f, err := decodeFrame(msg, kind)
+		if err != nil {
+			return nil, err
+		}
+		return append(into, sizedFrame{f, int64(len(msg.Data))}), nil
+	}
+	m := &runbusv1.RunnerWorkFrames{}
+	if err := Decode(msg, m); err != nil {
+		return nil, err
+	}
+	for _, one := range m.GetFrames() {
+		var f Frame
+		switch one := one.GetFrame().(type) {
+		case *runbusv1.RunnerWorkFrame_Accepted:
+			f = one.Accepted
+		case *runbusv1.RunnerWorkFrame_Progress:
+			f = one.Progress
+		case *runbusv1.RunnerWorkFrame_Chunk:
+			f = one.Chunk
+		case *runbusv1.RunnerWorkFrame_Result:
+			f = one.Result
+		default:
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a bundle has something that is not a frame of a result")
+		}
+		if frameKind(f) == schemas.KindResultData && kind != schemas.KindResultData {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", shortName(f))
+		}
+		if err := checkFrame(f); err != nil {
+			return nil, err
+		}
+		into = append(into, sizedFrame{f, int64(proto.Size(f))})
+	}
+	return into, nil
+}
+
+// checkFrame refuses what no sender makes.
+func checkFrame(f Frame) error {
+	if f.GetSeq() == 0 {
+		return schemas.Errorf(schemas.CodeInvalid, "a %s has no number", shortName(f))
+	}
+	if chunkBytes(f) > ChunkBytes {
+		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", chunkBytes(f), ChunkBytes)
+	}
+	return nil
 }

@@ -15,7 +15,8 @@ var travelling = []proto.Message{
 	(*runbusv1.RunnerControl)(nil), (*runbusv1.RunnerControlReply)(nil),
 	(*runbusv1.RunnerWorkAssignment)(nil), (*runbusv1.RunnerWorkCredentials)(nil),
 	(*runbusv1.RunnerWorkAccepted)(nil), (*runbusv1.RunnerWorkProgress)(nil), (*runbusv1.RunnerWorkChunk)(nil), (*runbusv1.RunnerWorkResult)(nil),
-	(*runbusv1.RunnerWorkResume)(nil), (*runbusv1.RunnerWorkCredit)(nil),
+	(*runbusv1.RunnerWorkFrames)(nil),
+	(*runbusv1.RunnerWorkResume)(nil), (*runbusv1.RunnerWorkCredit)(nil), (*runbusv1.RunnerWorkCredits)(nil),
 }
 
 // sharedFields are the numbers that several messages use; all others belong to one message (schemas, fetch.proto).

@@ -56,6 +56,10 @@ func set(m protoreflect.Message, f protoreflect.FieldDescriptor) {
 	switch {
 	case f.IsList():
 		l := m.Mutable(f).List()
+		if f.Kind() == protoreflect.MessageKind {
+			l.AppendMutable()
+			return
+		}
 		l.Append(protoreflect.ValueOfString("x"))
 	case f.Kind() == protoreflect.MessageKind:
 		m.Mutable(f)

@@ -62,7 +62,13 @@ func newInbox(window, told int64) *inbox { return &inbox{window: window, limit: 
 
 // offer takes the next frame in, or drops it and says why. A gap asks for a resend at once if none was asked lately.
 func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
-	seq, n, size := f.GetSeq(), chunkBytes(f), int64(proto.Size(f))
+	return in.offerSized(sizedFrame{f, int64(proto.Size(f))}, now, t)
+}
+
+// offerSized is offer for a frame whose encoded size is known.
+func (in *inbox) offerSized(one sizedFrame, now time.Time, t timing) verdict {
+	f, size := one.frame, one.size
+	seq, n := f.GetSeq(), chunkBytes(f)
 	switch {
 	case seq <= in.last:
 		return duplicate
@@ -142,6 +148,12 @@ func (in *inbox) done(seq uint64) {
 	if free >= max(in.window/2, 1) || idle || in.small >= mostProgress/2 || seq == in.final {
 		in.due = true
 	}
+}
+
+// urgent reports whether the runner may wait for the credit that is due: for room, or for an answer. Otherwise it only frees what
+// the runner keeps.
+func (in *inbox) urgent() bool {
+	return in.resend || in.heldOnly || in.limit-in.got <= in.window/2 && in.final == 0
 }
 
 // resumed answers a runner that has sent frames up to sent and wants to know what is here.

@@ -90,7 +90,7 @@ func (o *outbox) push(f outFrame, now time.Time) {
 
 // take is the next frame to publish, nil if none is to go out now. The epoch goes to failed if the publish fails.
 func (o *outbox) take() (msg *nats.Msg, seq, epoch uint64) {
-	if o.stalled || o.resuming || o.cursor > o.last {
+	if !o.ready() {
 		return nil, 0, 0
 	}
 	seq = o.cursor
@@ -98,7 +98,18 @@ func (o *outbox) take() (msg *nats.Msg, seq, epoch uint64) {
 	return o.frames[seq-o.acked-1].msg, seq, o.epoch
 }
 
-// failed says that the link did not take frame seq. It stays, and goes out again after resume.
+// ready reports whether take would give a frame.
+func (o *outbox) ready() bool { return !o.stalled && !o.resuming && o.cursor <= o.last }
+
+// peek is the size of the frame that take would give, in bytes; 0 for none.
+func (o *outbox) peek() int {
+	if !o.ready() {
+		return 0
+	}
+	return len(o.frames[o.cursor-o.acked-1].msg.Data)
+}
+
+// failed says that the link did not take frame seq and those after it. They stay, and go out again after resume.
 func (o *outbox) failed(seq, epoch uint64) {
 	if epoch != o.epoch {
 		return // the stream was resumed in the meantime and will send it anyway

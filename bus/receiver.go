@@ -21,10 +21,13 @@ type Receiver struct {
 	most              int64         // window asked for
 	ready             chan struct{} // room for one: Next has something to look at
 
-	mu     sync.Mutex
-	in     *inbox
-	nobody bool // the assignment reached nobody
-	err    error
+	queued bool // guarded by all.mu: it is in all.ready or all.lazy
+
+	mu      sync.Mutex
+	in      *inbox
+	bundles bool // the runner sends bundles, so it reads RunnerWorkCredits
+	nobody  bool // the assignment reached nobody
+	err     error
 }
 
 // ReplySubject is the reply subject of the dispatch's assignment. If nobody is subscribed to the assignment's subject, the
@@ -46,21 +49,8 @@ func (r *Receiver) Window() int64 {
 // the result there are no more frames. After Close it returns ErrClosed.
 func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	for {
-		r.mu.Lock()
-		if r.err != nil {
-			err := r.err
-			r.mu.Unlock()
-			return nil, err
-		}
-		f, ok := r.in.next()
-		nobody := r.nobody
-		r.nobody = false
-		r.mu.Unlock()
-		switch {
-		case ok:
-			return f, nil
-		case nobody:
-			return nil, fmt.Errorf("dispatch %s: %w", r.dispatch, ErrNoResponders)
+		if f, err := r.Try(); f != nil || err != nil {
+			return f, err
 		}
 		select {
 		case <-r.ready:
@@ -70,18 +60,40 @@ func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	}
 }
 
+// Try is Next without waiting: no frame and no error when there is nothing yet.
+func (r *Receiver) Try() (Frame, error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return nil, r.err
+	}
+	nobody := r.nobody
+	r.nobody = false
+	if f, ok := r.in.next(); ok {
+		return f, nil
+	}
+	if nobody {
+		return nil, fmt.Errorf("dispatch %s: %w", r.dispatch, ErrNoResponders)
+	}
+	return nil, nil
+}
+
+// Ready has something to receive when Try may have something new since it had nothing: for a select, in the one goroutine that
+// calls Try until it has nothing.
+func (r *Receiver) Ready() <-chan struct{} { return r.ready }
+
 // Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again. The credit for it goes
 // out when half a window is free, at once for the result, and otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.mu.Lock()
-	due := false
+	due, urgent := false, false
 	if r.err == nil {
 		r.in.done(f.GetSeq())
-		due = r.in.due
+		due, urgent = r.in.due, !r.bundles || r.in.urgent()
 	}
 	r.mu.Unlock()
 	if due {
-		r.all.stir()
+		r.all.enqueue(r, urgent)
 	}
 }
 
@@ -130,37 +142,44 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 	if subject.Kind == schemas.KindResultCtl && TypeOf(msg) == "RunnerWorkResume" {
 		return r.resume(msg)
 	}
-	f, err := decodeFrame(msg, subject.Kind)
+	var few [8]sizedFrame
+	frames, err := decodeFrames(msg, subject.Kind, few[:0])
 	if err != nil {
 		return DropInvalid
 	}
-	if reason := r.belongs(f.GetDispatchId(), f.GetSession()); reason != "" {
-		return reason
+	for _, f := range frames {
+		if reason := r.belongs(f.frame.GetDispatchId(), f.frame.GetSession()); reason != "" {
+			return reason
+		}
 	}
 	r.mu.Lock()
 	if r.err != nil {
 		r.mu.Unlock()
 		return DropLate
 	}
-	v := r.in.offer(f, time.Now(), r.all.timing)
-	due := r.in.due
-	if v == taken {
-		r.nobody = false
+	r.bundles = r.bundles || TypeOf(msg) == "RunnerWorkFrames"
+	now, some := time.Now(), false
+	for _, f := range frames {
+		switch r.in.offerSized(f, now, r.all.timing) {
+		case taken:
+			r.nobody, some = false, true
+		case duplicate:
+			reason = DropDuplicate
+		case gap:
+			reason = DropGap
+		case overrun:
+			reason = DropOverrun
+		}
 	}
+	due := r.in.due
 	r.mu.Unlock()
 	if due {
-		r.all.stir()
+		r.all.enqueue(r, true)
 	}
-	switch v {
-	case duplicate:
-		return DropDuplicate
-	case gap:
-		return DropGap
-	case overrun:
-		return DropOverrun
+	if some {
+		r.nudge()
 	}
-	r.nudge()
-	return ""
+	return reason
 }
 
 func (r *Receiver) resume(msg *nats.Msg) DropReason {
@@ -178,7 +197,7 @@ func (r *Receiver) resume(msg *nats.Msg) DropReason {
 	}
 	r.in.resumed(m.GetSent())
 	r.mu.Unlock()
-	r.all.stir()
+	r.all.enqueue(r, true)
 	return ""
 }
 
@@ -194,25 +213,36 @@ func (r *Receiver) belongs(dispatch, session string) DropReason {
 }
 
 // credit is the credit that is due now, nil if none is.
-func (r *Receiver) credit(now time.Time) *runbusv1.RunnerWorkCredit {
+func (r *Receiver) credit(now time.Time) (c *runbusv1.RunnerWorkCredit, bundles bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
-		return nil
+		return nil, false
 	}
-	r.in.look(now, r.all.timing)
-	c := r.in.credit(now)
-	if c != nil {
+	if c = r.in.credit(now); c != nil {
 		c.DispatchId, c.Session = r.dispatch, r.session
 	}
-	return c
+	return c, r.bundles
 }
 
-func (r *Receiver) resize(window int64) {
+// look reports whether time has made a credit due.
+func (r *Receiver) look(now time.Time) (due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
-		return
+		return false
+	}
+	r.in.look(now, r.all.timing)
+	return r.in.due
+}
+
+// resize changes the window. It reports whether a credit is due.
+func (r *Receiver) resize(window int64) (due bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.err != nil {
+		return false
 	}
 	r.in.resize(min(r.most, window))
+	return r.in.due
 }

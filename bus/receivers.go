@@ -1,9 +1,12 @@
 package bus
 
 import (
+	"cmp"
 	"errors"
 	"maps"
 	"runtime"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -46,15 +49,18 @@ type Receivers struct {
 	timing  timing
 	results *nats.Subscription
 	replies *nats.Subscription
-	wake    chan struct{} // room for one: a credit may be due
+	wake    chan struct{} // room for one: a credit is due
+	lingers *time.Timer   // over: credits that may wait a little are due
 	stop    chan struct{}
 	stopped chan struct{}
 
 	mu      sync.Mutex
 	open    map[string]*Receiver // by dispatch
-	order   []*Receiver          // a new slice at each change
+	ready   []*Receiver          // with a credit that is due
 	buried  tombstones
 	owed    map[string]owedCredit // by dispatch: acknowledgements of closed dispatches
+	nowait  bool                  // what is ready or owed goes out now
+	pending bool                  // lingers runs
 	waiting map[string]*waiter    // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
@@ -62,8 +68,9 @@ type Receivers struct {
 }
 
 type owedCredit struct {
-	subject string
+	ref     schemas.RunnerRef
 	credit  *runbusv1.RunnerWorkCredit
+	bundles bool // the runner reads RunnerWorkCredits
 }
 
 // NewReceivers draws a replica id and subscribes the results and replies that runners send to it.
@@ -72,8 +79,9 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 		conn: c, replica: schemas.NewID(), timing: newTiming(options),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
 		open: make(map[string]*Receiver), owed: make(map[string]owedCredit), waiting: make(map[string]*waiter),
-		dropped: make(map[DropReason]uint64), slots: fullSlots,
+		dropped: make(map[DropReason]uint64), slots: fullSlots, lingers: time.NewTimer(time.Hour),
 	}
+	r.lingers.Stop()
 	var err error
 	if r.results, err = c.Subscribe(schemas.ResultsOf(r.replica), r.result); err != nil {
 		return nil, err
@@ -102,22 +110,32 @@ func (r *Receivers) Open(ref schemas.RunnerRef, session, dispatch string, window
 		r.open[dispatch] = one
 		r.buried.remove(dispatch)
 		delete(r.owed, dispatch)
-		r.reorder()
 	}
 	window, resized := r.share()
 	one.in = newInbox(min(most, window), most)
-	others := r.order
 	r.mu.Unlock()
 	if before != nil {
 		before.fail(ErrClosed)
 	}
 	if resized {
-		for _, other := range others {
-			other.resize(window)
-		}
-		r.stir()
+		r.resize(window)
 	}
 	return one
+}
+
+// resize gives all streams another window.
+func (r *Receivers) resize(window int64) {
+	for _, one := range r.streams() {
+		if one.resize(window) {
+			r.enqueue(one, true)
+		}
+	}
+}
+
+func (r *Receivers) streams() []*Receiver {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Collect(maps.Values(r.open))
 }
 
 // Dropped counts the messages that were dropped since the start, by reason.
@@ -135,10 +153,10 @@ func (r *Receivers) Close() error {
 		return nil
 	}
 	r.closed = true
-	order := r.order
-	r.open, r.order = nil, nil
+	open := r.open
+	r.open = nil
 	r.mu.Unlock()
-	for _, one := range order {
+	for _, one := range open {
 		one.fail(ErrClosed)
 	}
 	close(r.stop)
@@ -167,29 +185,16 @@ func (r *Receivers) forget(one *Receiver, last *runbusv1.RunnerWorkCredit) {
 		return
 	}
 	if last != nil {
-		r.owed[one.dispatch] = owedCredit{schemas.CreditSubject(one.ref, one.dispatch), last}
+		r.owed[one.dispatch] = owedCredit{one.ref, last, one.bundles}
+		r.schedule(!one.bundles)
 	}
 	delete(r.open, one.dispatch)
-	r.reorder()
 	r.buried.add(one.dispatch, tombstone{ref: one.ref, session: one.session, at: time.Now()})
 	window, resized := r.share()
-	others := r.order
 	r.mu.Unlock()
 	if resized {
-		for _, other := range others {
-			other.resize(window)
-		}
+		r.resize(window)
 	}
-	r.stir()
-}
-
-// reorder makes the writer's list anew. The lock is held.
-func (r *Receivers) reorder() {
-	order := make([]*Receiver, 0, len(r.open))
-	for _, one := range r.open {
-		order = append(order, one)
-	}
-	r.order = order
 }
 
 func (r *Receivers) drop(reason DropReason) {
@@ -198,10 +203,26 @@ func (r *Receivers) drop(reason DropReason) {
 	r.mu.Unlock()
 }
 
-func (r *Receivers) stir() {
-	select {
-	case r.wake <- struct{}{}:
-	default:
+// enqueue has the writer send the credit of one. One that is not urgent may wait a little for others.
+func (r *Receivers) enqueue(one *Receiver, urgent bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !one.queued {
+		one.queued = true
+		r.ready = append(r.ready, one)
+	}
+	r.schedule(urgent)
+}
+
+// schedule wakes the writer, now or soon. The lock is held.
+func (r *Receivers) schedule(urgent bool) {
+	switch {
+	case urgent && !r.nowait:
+		r.nowait = true
+		poke(r.wake)
+	case !urgent && !r.nowait && !r.pending:
+		r.pending = true
+		r.lingers.Reset(lingerFor)
 	}
 }
 
@@ -219,15 +240,11 @@ func (r *Receivers) result(msg *nats.Msg) {
 	if one != nil {
 		reason = one.receive(msg, subject)
 	}
-	late := reason == DropLate
-	if late {
+	if reason == DropLate {
 		reason = r.late(msg, subject)
 	}
 	if reason != "" {
 		r.drop(reason)
-	}
-	if late {
-		r.stir() // it may owe an acknowledgement now
 	}
 }
 
@@ -262,6 +279,19 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 			return DropInvalid
 		}
 		acknowledged, session = m.GetSeq(), m.GetSession()
+	case "RunnerWorkFrames":
+		frames, err := decodeFrames(msg, subject.Kind, nil)
+		if err != nil {
+			return DropInvalid
+		}
+		if len(frames) == 0 {
+			return DropLate
+		}
+		last := frames[len(frames)-1].frame
+		if _, final := last.(*runbusv1.RunnerWorkResult); !final {
+			return DropLate
+		}
+		acknowledged, session = last.GetSeq(), last.GetSession()
 	default:
 		return DropLate
 	}
@@ -270,7 +300,8 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 	}
 	credit := &runbusv1.RunnerWorkCredit{DispatchId: subject.Dispatch, Session: session, Acknowledged: acknowledged}
 	r.mu.Lock()
-	r.owed[subject.Dispatch] = owedCredit{schemas.CreditSubject(subject.Ref, subject.Dispatch), credit}
+	r.owed[subject.Dispatch] = owedCredit{ref: subject.Ref, credit: credit}
+	r.schedule(true)
 	r.mu.Unlock()
 	return reason
 }
@@ -279,29 +310,83 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 // (resume) or the next keepalive says the same.
 func (r *Receivers) write() {
 	defer close(r.stopped)
+	defer r.lingers.Stop()
 	tick := time.NewTicker(r.timing.tick())
 	defer tick.Stop()
+	var due []*Receiver
+	var batch []owedCredit
 	for stop := false; !stop; {
+		now := time.Now()
 		select {
 		case <-r.stop:
 			stop = true // after what is owed
 		case <-r.wake:
 			runtime.Gosched() // one turn for others who are about to consume: one write for all
-		case <-tick.C:
-		}
-		now := time.Now()
-		r.mu.Lock()
-		order, owed := r.order, r.owed
-		r.owed = make(map[string]owedCredit)
-		r.buried.expire(now.Add(-r.timing.tombstone))
-		r.mu.Unlock()
-		for _, one := range order {
-			if c := one.credit(now); c != nil {
-				_ = r.conn.Publish(schemas.CreditSubject(one.ref, one.dispatch), c)
+		case <-r.lingers.C:
+		case now = <-tick.C:
+			for _, one := range r.streams() {
+				if one.look(now) {
+					r.enqueue(one, true)
+				}
 			}
 		}
-		for _, o := range owed {
-			_ = r.conn.Publish(o.subject, o.credit)
+		now = time.Now()
+		r.mu.Lock()
+		due, r.ready = r.ready, due[:0]
+		for _, one := range due {
+			one.queued = false
 		}
+		for _, o := range r.owed {
+			batch = append(batch, o)
+		}
+		clear(r.owed)
+		r.nowait, r.pending = false, false
+		r.lingers.Stop()
+		r.buried.expire(now.Add(-r.timing.tombstone))
+		r.mu.Unlock()
+		for _, one := range due {
+			if c, bundles := one.credit(now); c != nil {
+				batch = append(batch, owedCredit{one.ref, c, bundles})
+			}
+		}
+		clear(due)
+		r.send(batch)
+		clear(batch)
+		batch = batch[:0]
 	}
 }
+
+// creditsBundled is the most credits in one message.
+const creditsBundled = 256
+
+// send publishes credits: those for runners that read RunnerWorkCredits together, the others one by one.
+func (r *Receivers) send(batch []owedCredit) {
+	slices.SortStableFunc(batch, func(a, b owedCredit) int {
+		if a.bundles != b.bundles {
+			if a.bundles {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Or(strings.Compare(a.ref.Tenant, b.ref.Tenant), strings.Compare(a.ref.Runner, b.ref.Runner))
+	})
+	for len(batch) > 0 {
+		n := 1
+		for batch[0].bundles && n < min(len(batch), creditsBundled) && batch[n].bundles && batch[n].ref == batch[0].ref {
+			n++
+		}
+		if n == 1 {
+			_ = r.conn.Publish(schemas.CreditSubject(batch[0].ref, batch[0].credit.GetDispatchId()), batch[0].credit)
+		} else {
+			m := &runbusv1.RunnerWorkCredits{Credits: make([]*runbusv1.RunnerWorkCredit, n)}
+			for i := range n {
+				m.Credits[i] = batch[i].credit
+			}
+			_ = r.conn.Publish(schemas.CreditSubject(batch[0].ref, creditsTogether), m)
+		}
+		batch = batch[n:]
+	}
+}
+
+// creditsTogether is in the place of the dispatch on the subject of RunnerWorkCredits.
+const creditsTogether = "all"

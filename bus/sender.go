@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/schemas"
@@ -21,11 +22,23 @@ type Sender struct {
 	bad               error  // the ids don't make a subject
 	orphaned          chan struct{}
 
-	mu      sync.Mutex
-	out     *outbox
-	err     error         // why nothing can be sent any more
-	changed chan struct{} // closed and made anew at each credit
-	silent  bool          // orphaned is closed
+	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy
+
+	mu       sync.Mutex
+	out      *outbox
+	bundles  bool          // the replica reads RunnerWorkFrames
+	err      error         // why nothing can be sent any more
+	changed  chan struct{} // closed at the next credit; nil when nobody waits for it
+	silent   bool          // orphaned is closed
+	onSilent func()        // called then
+}
+
+// Bundle lets small frames leave several to a message, within a millisecond. The replica must read RunnerWorkFrames
+// (RunnerWorkAssignment.bundles).
+func (s *Sender) Bundle() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.bundles = true
 }
 
 // Send takes f over: it gives it dispatch, session and the next number, and keeps its encoded form until the replica has
@@ -44,16 +57,27 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", n, ChunkBytes)
 	}
 	s.mu.Lock()
-	defer s.mu.Unlock()
 	if _, ok := f.(*runbusv1.RunnerWorkChunk); ok {
 		if err := s.await(ctx, func() bool { return s.out.room(n) || s.out.final }); err != nil {
+			s.mu.Unlock()
 			return err
 		}
 	}
 	if err := s.take(f, n); err != nil {
+		s.mu.Unlock()
 		return err
 	}
-	s.all.stir()
+	final := s.out.final
+	lazy := s.bundles && !final && s.out.held < bundleBytes
+	s.mu.Unlock()
+	switch {
+	case lazy:
+		s.all.linger(s)
+	case final && n == 0:
+		s.all.push(s)
+	default:
+		s.all.enqueue(s)
+	}
 	return nil
 }
 
@@ -86,7 +110,7 @@ func (s *Sender) take(f Frame, n int64) error {
 	if frameKind(f) == schemas.KindResultData {
 		subject = s.data
 	}
-	msg, err := NewMsg(subject, f)
+	msg, err := newFrame(subject, f)
 	if err != nil {
 		return err
 	}
@@ -114,6 +138,9 @@ func (s *Sender) await(ctx context.Context, done func() bool) error {
 		if done() {
 			return nil
 		}
+		if s.changed == nil {
+			s.changed = make(chan struct{})
+		}
 		changed := s.changed
 		s.mu.Unlock()
 		select {
@@ -129,6 +156,23 @@ func (s *Sender) await(ctx context.Context, done func() bool) error {
 // Orphaned is closed when the replica has been silent for 30 s: nobody waits for this result any more, as far as one can
 // tell from here. The stream goes on working if credit comes all the same.
 func (s *Sender) Orphaned() <-chan struct{} { return s.orphaned }
+
+// OnOrphaned calls f, instead of what was given before, in a goroutine of its own when Orphaned is closed, or at once if it is; nil
+// ends that. A call may be under way when OnOrphaned or Close returns.
+func (s *Sender) OnOrphaned(f func()) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.onSilent = f
+	s.tellSilent()
+}
+
+// tellSilent calls onSilent, once, if the replica is silent. The lock is held.
+func (s *Sender) tellSilent() {
+	if s.silent && s.onSilent != nil && s.err == nil {
+		go s.onSilent()
+		s.onSilent = nil
+	}
+}
 
 // Close drops the stream with all that was not acknowledged. Send and Drain return ErrClosed then.
 func (s *Sender) Close() {
@@ -150,17 +194,19 @@ func (s *Sender) fail(err error) {
 
 // notify wakes who waits in await. The lock is held.
 func (s *Sender) notify() {
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if s.changed != nil {
+		close(s.changed)
+		s.changed = nil
+	}
 }
 
-// credit takes in what the replica says.
-func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) {
+// credit takes in what the replica says. It reports whether there is something to publish now.
+func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.err != nil || c.GetDispatchId() != s.dispatch || c.GetSession() != s.session || !s.out.credit(c, s.all.now()) {
 		s.all.ignored.Add(1)
-		return
+		return false
 	}
 	if p := s.out.merged; p != nil && s.out.progress < mostProgress {
 		s.out.merged = nil
@@ -169,16 +215,22 @@ func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) {
 		}
 	}
 	s.notify()
+	return s.out.ready()
 }
 
-// publish sends up to most frames, and a resume if one is due. It reports whether there is more. Only the writer calls it.
+// publish sends up to most messages. It reports whether there is more. Only who has the writer's part calls it.
 func (s *Sender) publish(most int) (more bool) {
 	for range most {
+		var few [8]*nats.Msg
 		s.mu.Lock()
-		msg, seq, epoch := s.out.take()
+		frames, seq, epoch := s.next(few[:0])
 		s.mu.Unlock()
-		if msg == nil {
+		if len(frames) == 0 {
 			return false
+		}
+		msg := frames[0]
+		if len(frames) > 1 {
+			msg = bundle(s.ctl, s.data, frames)
 		}
 		if err := s.all.conn.publish(msg); err != nil {
 			s.mu.Lock()
@@ -193,21 +245,44 @@ func (s *Sender) publish(most int) (more bool) {
 	return true
 }
 
-// look acts on what time brings: a resume that is due, a replica that is silent.
-func (s *Sender) look(now time.Time, t timing) {
+// next takes the frames of the next message: one, or several small ones. The lock is held.
+func (s *Sender) next(frames []*nats.Msg) (_ []*nats.Msg, seq, epoch uint64) {
+	msg, seq, epoch := s.out.take()
+	if msg == nil {
+		return nil, 0, 0
+	}
+	frames = append(frames, msg)
+	for size := len(msg.Data); s.bundles; {
+		if size += s.out.peek(); size > bundleBytes {
+			break
+		}
+		msg, _, _ := s.out.take()
+		if msg == nil {
+			break
+		}
+		frames = append(frames, msg)
+	}
+	return frames, seq, epoch
+}
+
+// look acts on what time brings: a resume that is due, a replica that is silent. It reports whether there is something to publish.
+func (s *Sender) look(now time.Time, t timing) (more bool) {
 	s.mu.Lock()
 	if !s.silent && s.err == nil && now.Sub(s.out.heardAt) >= t.orphan {
 		s.silent = true
 		close(s.orphaned)
+		s.tellSilent()
 	}
 	ask := s.err == nil && s.out.probe(now, t.resume, t.probe)
 	sent, acknowledged := s.out.sent(), s.out.acked
+	more = s.out.ready()
 	s.mu.Unlock()
 	if !ask {
-		return
+		return more
 	}
 	resume := &runbusv1.RunnerWorkResume{DispatchId: s.dispatch, Session: s.session, Sent: sent, Acknowledged: acknowledged}
 	if err := s.all.conn.Publish(s.ctl, resume); err != nil && !IsLinkError(err) {
 		s.fail(errors.Join(ErrClosed, err))
 	}
+	return more
 }

@@ -1,7 +1,10 @@
 package bus
 
 import (
+	"maps"
+	"math"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,8 +18,15 @@ import (
 // burst is how many frames of one stream go out before the next stream has its turn.
 const burst = 4
 
-// Senders is all result streams of one runner's connection. One goroutine writes them all, so that frames of many
-// streams leave in few, large writes. It is safe for concurrent use.
+// rounds is how often one who only came to send a result goes on as the writer for others.
+const rounds = 4
+
+// lingerFor is how long a small frame may wait for those after it. A fetch that takes less leaves in one message.
+const lingerFor = time.Millisecond
+
+// Senders is all result streams of one runner's connection. One goroutine at a time writes them all, so that frames of many
+// streams leave in few, large writes: the one that has a result, if nobody is writing, else one of its own. It is safe for
+// concurrent use.
 type Senders struct {
 	conn    *Conn
 	ref     schemas.RunnerRef
@@ -25,13 +35,19 @@ type Senders struct {
 	credits *nats.Subscription
 	ignored atomic.Uint64
 	wake    chan struct{} // room for one: there is something to publish
+	resume  chan struct{} // room for one: deadlines are to be looked at now
+	lingers *time.Timer   // over: the lazy ones are ready
 	stop    chan struct{}
 	stopped chan struct{}
 
-	mu     sync.Mutex
-	open   map[string]*Sender // by dispatch
-	order  []*Sender          // a new slice at each change
-	closed bool
+	mu      sync.Mutex
+	open    map[string]*Sender // by dispatch
+	ready   []*Sender          // with something to publish, in turn
+	lazy    []*Sender          // with something that may wait a little
+	spare   []*Sender          // memory for ready
+	waiting bool               // lingers runs
+	writing bool               // somebody has the writer's part
+	closed  bool
 }
 
 // NewSenders subscribes the credit of the runner's dispatches on c. The connection should have no reconnect buffer
@@ -42,8 +58,10 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 	}
 	s := &Senders{
 		conn: c, ref: ref, timing: newTiming(options), now: time.Now, open: make(map[string]*Sender),
-		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
+		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
+		lingers: time.NewTimer(time.Hour),
 	}
+	s.lingers.Stop()
 	var err error
 	if s.credits, err = c.Subscribe(schemas.CreditSubject(ref, "*"), s.credit); err != nil {
 		return nil, err
@@ -60,8 +78,8 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 		all: s, dispatch: dispatch, session: session,
 		ctl:      schemas.ResultCtlSubject(s.ref, replica, dispatch),
 		data:     schemas.ResultDataSubject(s.ref, replica, dispatch),
-		orphaned: make(chan struct{}), changed: make(chan struct{}),
-		out: newOutbox(windowBytes, now),
+		orphaned: make(chan struct{}),
+		out:      newOutbox(windowBytes, now),
 	}
 	if _, err := schemas.Parse(one.ctl); err != nil {
 		one.bad = err
@@ -72,7 +90,6 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 		one.err = ErrClosed
 	} else {
 		s.open[dispatch] = one
-		s.reorder()
 	}
 	s.mu.Unlock()
 	if before != nil {
@@ -90,7 +107,7 @@ func (s *Senders) Resume() {
 		one.out.resume(now)
 		one.mu.Unlock()
 	}
-	s.stir()
+	poke(s.resume)
 }
 
 // Ignored counts credits that were dropped: of no open stream, of another session, for frames never sent.
@@ -104,10 +121,10 @@ func (s *Senders) Close() error {
 		return nil
 	}
 	s.closed = true
-	order := s.order
-	s.open, s.order = nil, nil
+	open := s.open
+	s.open = nil
 	s.mu.Unlock()
-	for _, one := range order {
+	for _, one := range open {
 		one.fail(ErrClosed)
 	}
 	close(s.stop)
@@ -120,55 +137,151 @@ func (s *Senders) forget(one *Sender) {
 	defer s.mu.Unlock()
 	if s.open[one.dispatch] == one {
 		delete(s.open, one.dispatch)
-		s.reorder()
 	}
-}
-
-// reorder makes the writer's list anew. The lock is held.
-func (s *Senders) reorder() {
-	order := make([]*Sender, 0, len(s.open))
-	for _, one := range s.open {
-		order = append(order, one)
-	}
-	s.order = order
 }
 
 func (s *Senders) streams() []*Sender {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.order
+	return slices.Collect(maps.Values(s.open))
 }
 
-// stir wakes the writer.
-func (s *Senders) stir() {
+// poke sends to a channel that has room for one, unless it is full.
+func poke(c chan<- struct{}) {
 	select {
-	case s.wake <- struct{}{}:
+	case c <- struct{}{}:
 	default:
+	}
+}
+
+// add makes a stream ready. The lock is held.
+func (s *Senders) add(one *Sender) {
+	if !one.queued {
+		one.queued = true
+		s.ready = append(s.ready, one)
+	}
+}
+
+// enqueue has a stream published by the writer.
+func (s *Senders) enqueue(one *Sender) {
+	s.mu.Lock()
+	s.add(one)
+	writing := s.writing
+	s.mu.Unlock()
+	if !writing {
+		poke(s.wake)
+	}
+}
+
+// push has a stream published now: by whoever writes already, or by the caller.
+func (s *Senders) push(one *Sender) {
+	s.mu.Lock()
+	s.add(one)
+	if s.writing {
+		s.mu.Unlock()
+		return
+	}
+	s.writing = true
+	others := len(s.open) > 1
+	s.mu.Unlock()
+	if others {
+		runtime.Gosched() // one turn for those who are about to send: their frames go into the same write
+	}
+	s.drain(rounds)
+}
+
+// linger has a stream published soon, unless it is earlier for another reason.
+func (s *Senders) linger(one *Sender) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if one.queued || one.lingers {
+		return
+	}
+	one.lingers = true
+	s.lazy = append(s.lazy, one)
+	if !s.waiting {
+		s.waiting = true
+		s.lingers.Reset(lingerFor)
+	}
+}
+
+// drain publishes what is ready, burst by burst, as often as most; then the writer goes on. The caller has the writer's part and
+// gives it back.
+func (s *Senders) drain(most int) {
+	for range most {
+		s.mu.Lock()
+		turn := s.ready
+		s.ready, s.spare = s.spare[:0], nil
+		if len(turn) == 0 {
+			s.writing, s.spare = false, turn
+			s.mu.Unlock()
+			return
+		}
+		for _, one := range turn {
+			one.queued = false
+		}
+		s.mu.Unlock()
+		for i, one := range turn {
+			if one.publish(burst) {
+				s.mu.Lock()
+				s.add(one)
+				s.mu.Unlock()
+			}
+			turn[i] = nil
+		}
+		s.mu.Lock()
+		s.spare = turn[:0]
+		s.mu.Unlock()
+	}
+	s.mu.Lock()
+	s.writing = false
+	more := len(s.ready) > 0
+	s.mu.Unlock()
+	if more {
+		poke(s.wake)
 	}
 }
 
 // credit runs in the subscription's callback: it publishes nothing.
 func (s *Senders) credit(msg *nats.Msg) {
+	if TypeOf(msg) == "RunnerWorkCredits" {
+		m := &runbusv1.RunnerWorkCredits{}
+		if Decode(msg, m) != nil {
+			s.ignored.Add(1)
+			return
+		}
+		for _, c := range m.GetCredits() {
+			s.take(c.GetDispatchId(), c)
+		}
+		return
+	}
 	subject, err := schemas.Parse(msg.Subject)
 	c := &runbusv1.RunnerWorkCredit{}
 	if err != nil || Decode(msg, c) != nil {
 		s.ignored.Add(1)
 		return
 	}
+	s.take(subject.Dispatch, c)
+}
+
+// take gives one credit to its stream.
+func (s *Senders) take(dispatch string, c *runbusv1.RunnerWorkCredit) {
 	s.mu.Lock()
-	one := s.open[subject.Dispatch]
+	one := s.open[dispatch]
 	s.mu.Unlock()
 	if one == nil {
 		s.ignored.Add(1)
 		return
 	}
-	one.credit(c)
-	s.stir()
+	if one.credit(c) {
+		s.enqueue(one)
+	}
 }
 
-// write is the one goroutine that publishes.
+// write is the goroutine that publishes what nobody else does, and looks at deadlines.
 func (s *Senders) write() {
 	defer close(s.stopped)
+	defer s.lingers.Stop()
 	tick := time.NewTicker(s.timing.tick())
 	defer tick.Stop()
 	for {
@@ -176,17 +289,40 @@ func (s *Senders) write() {
 		case <-s.stop:
 			return
 		case <-s.wake:
-			// One turn for those who are about to send: their frames go into the same write.
-			runtime.Gosched()
-		case <-tick.C:
-		}
-		for more := true; more; {
-			more = false
-			now := s.now()
-			for _, one := range s.streams() {
-				one.look(now, s.timing)
-				more = one.publish(burst) || more
+			runtime.Gosched() // as in push
+		case <-s.lingers.C:
+			s.mu.Lock()
+			s.waiting = false
+			for i, one := range s.lazy {
+				one.lingers = false
+				s.add(one)
+				s.lazy[i] = nil
 			}
+			s.lazy = s.lazy[:0]
+			s.mu.Unlock()
+		case <-tick.C:
+			s.look()
+		case <-s.resume:
+			s.look()
+		}
+		s.mu.Lock()
+		free := !s.writing
+		s.writing = true
+		s.mu.Unlock()
+		if free {
+			s.drain(math.MaxInt)
+		}
+	}
+}
+
+// look acts on what time brings, in every stream.
+func (s *Senders) look() {
+	now := s.now()
+	for _, one := range s.streams() {
+		if one.look(now, s.timing) {
+			s.mu.Lock()
+			s.add(one)
+			s.mu.Unlock()
 		}
 	}
 }

@@ -22,7 +22,8 @@ import (
 )
 
 const (
-	flushEvery = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
+	flushAfter  = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
+	smallResult = 32 << 10               // bytes for which no whole chunk is set aside
 )
 
 // work is one assignment. It is either refused or run, then its result is delivered.
@@ -37,7 +38,8 @@ type work struct {
 	stop    context.CancelCauseFunc
 	log     *slog.Logger
 
-	orphaned bool // ended, and its replica is silent; guarded by works.mu
+	// Guarded by works.mu: ended, and its replica is silent; acknowledged, or given up.
+	orphaned, delivered bool
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work {
@@ -45,6 +47,9 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work
 		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, log: log,
 		sealed: make(chan *runbusv1.SealedCredential, 1),
 		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), m.GetWindowBytes()),
+	}
+	if m.GetBundles() && !m.GetCredentialsFollow() { // for `accepted` the control plane waits with the credentials
+		w.sender.Bundle()
 	}
 	w.ctx, w.stop = context.WithCancelCause(context.Background())
 	return w
@@ -85,15 +90,14 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	left := w.m.GetDeadline().AsTime().Sub(w.agent.clock.now())
 	timer := time.AfterFunc(left, func() { w.cancel(errDeadline()) })
 	defer timer.Stop()
-	go func() {
-		select {
-		case <-w.sender.Orphaned():
-			w.stop(schemas.Errorf(schemas.CodeOutcomeUnknown, "the waiting control plane has gone"))
-		case <-w.ctx.Done():
-		}
-	}()
+	w.sender.OnOrphaned(func() {
+		w.stop(schemas.Errorf(schemas.CodeOutcomeUnknown, "the waiting control plane has gone"))
+	})
 
 	err := w.sender.Send(w.ctx, &runbusv1.RunnerWorkAccepted{Pid: w.agent.pid(), At: timestamppb.New(w.agent.clock.now())})
+	if w.m.GetBundles() {
+		w.sender.Bundle()
+	}
 	var response *runbusv1.RunFetchResponse
 	stream := newChunks(w.ctx, w.sender)
 	if err == nil {
@@ -131,8 +135,7 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	leaving := &outlet{stream: stream, permit: under.Send}
 	out := source.NewOutput(leaving, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
 	stream.counts = out
-	flushing := stream.flushEvery(flushEvery)
-	defer flushing()
+	defer stream.end()
 	w.log.Info("work started", "source", connector.Kind())
 	env := w.agent.env
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
@@ -213,19 +216,13 @@ func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
 	defer w.sender.Close()
 	ctx, cancel := context.WithTimeout(context.Background(), w.agent.waits.delivery)
 	defer cancel()
+	w.sender.OnOrphaned(nil)
 	if result.GetStarted() {
-		watched := make(chan struct{})
-		defer func() { cancel(); <-watched }()
-		go func() {
-			defer close(watched)
-			select {
-			case <-w.sender.Orphaned():
-				if !w.agent.works.orphan(w) {
-					cancel()
-				}
-			case <-ctx.Done():
+		w.sender.OnOrphaned(func() {
+			if !w.agent.works.orphan(w) {
+				cancel()
 			}
-		}()
+		})
 	}
 	err := w.sender.Send(ctx, result)
 	if err == nil {
@@ -242,15 +239,17 @@ type chunks struct {
 	sender *bus.Sender
 	counts *source.Output // of what is written here; set before the first Write
 
-	mu   sync.Mutex
-	buf  []byte
-	hash hash.Hash
-	sent int64
-	err  error
+	mu    sync.Mutex
+	buf   []byte
+	timer *time.Timer // sends what is buffered after flushAfter; nil until something was
+	ended bool        // the timer does nothing any more
+	hash  hash.Hash
+	sent  int64
+	err   error
 }
 
 func newChunks(ctx context.Context, s *bus.Sender) *chunks {
-	return &chunks{ctx: ctx, sender: s, hash: sha256.New(), buf: make([]byte, 0, bus.ChunkBytes)}
+	return &chunks{ctx: ctx, sender: s, hash: sha256.New()}
 }
 
 // Write blocks while the window is full: that is how a slow caller slows the source down (SPEC D15).
@@ -263,6 +262,12 @@ func (c *chunks) Write(p []byte) (int, error) {
 			return n - len(p), c.err
 		}
 		take := min(len(p), bus.ChunkBytes-len(c.buf))
+		if len(c.buf) == 0 {
+			c.arm()
+		}
+		if need := len(c.buf) + take; need > cap(c.buf) && need > smallResult {
+			c.buf = append(make([]byte, 0, bus.ChunkBytes), c.buf...) // more is to be expected
+		}
 		c.buf, p = append(c.buf, p[:take]...), p[take:]
 		if len(c.buf) == bus.ChunkBytes {
 			c.send()
@@ -287,25 +292,36 @@ func (c *chunks) send() {
 	c.sent += int64(len(c.buf))
 	c.err = c.sender.Send(c.ctx, &runbusv1.RunnerWorkChunk{ArrowIpc: c.buf, Rows: c.counts.Rows(), Bytes: c.counts.Bytes()})
 	c.buf = c.buf[:0]
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 }
 
-// flushEvery sends what is buffered at least so often, until the returned function is called.
-func (c *chunks) flushEvery(d time.Duration) (stop func()) {
-	done, ended := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(ended)
-		tick := time.NewTicker(d)
-		defer tick.Stop()
-		for {
-			select {
-			case <-tick.C:
-				_ = c.flush()
-			case <-done:
-				return
+// arm makes sure that what is buffered from now on is sent in time; mu is held.
+func (c *chunks) arm() {
+	switch {
+	case c.ended:
+	case c.timer == nil:
+		c.timer = time.AfterFunc(flushAfter, func() {
+			c.mu.Lock()
+			defer c.mu.Unlock()
+			if !c.ended {
+				c.send()
 			}
-		}
-	}()
-	return func() { close(done); <-ended }
+		})
+	default:
+		c.timer.Reset(flushAfter)
+	}
+}
+
+// end stops the timer: nothing is sent by it afterwards.
+func (c *chunks) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	if c.timer != nil {
+		c.timer.Stop()
+	}
 }
 
 func (c *chunks) sum() []byte {

@@ -199,6 +199,9 @@ func (w *works) ended(id string) {
 func (w *works) orphan(job *work) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if job.delivered {
+		return true
+	}
 	if w.orphaned >= mostOrphaned || job.orphaned {
 		return false
 	}
@@ -213,6 +216,7 @@ func (w *works) orphan(job *work) bool {
 func (w *works) delivered(job *work) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	job.delivered = true
 	if job.orphaned {
 		w.orphaned--
 	} else {

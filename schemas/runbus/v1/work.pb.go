@@ -38,7 +38,9 @@ type RunnerWorkAssignment struct {
 	// True: after `accepted` a RunnerWorkCredentials follows within 5 s, and the work waits for it.
 	CredentialsFollow bool `protobuf:"varint,87,opt,name=credentials_follow,json=credentialsFollow,proto3" json:"credentials_follow,omitempty"`
 	// Bytes of frames that may be under way unacknowledged at first; credit changes it.
-	WindowBytes   int64 `protobuf:"varint,88,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	WindowBytes int64 `protobuf:"varint,88,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
+	// True: the replica reads RunnerWorkFrames. A runner that sends them reads RunnerWorkCredits.
+	Bundles       bool `protobuf:"varint,89,opt,name=bundles,proto3" json:"bundles,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -127,6 +129,13 @@ func (x *RunnerWorkAssignment) GetWindowBytes() int64 {
 		return x.WindowBytes
 	}
 	return 0
+}
+
+func (x *RunnerWorkAssignment) GetBundles() bool {
+	if x != nil {
+		return x.Bundles
+	}
+	return false
 }
 
 // SealedCredential is a CredentialBundle under HPKE to the runner's sealing key; the dispatch is bound in as `info`
@@ -734,6 +743,167 @@ func (*RunnerWorkResult_Response) isRunnerWorkResult_Outcome() {}
 
 func (*RunnerWorkResult_Error) isRunnerWorkResult_Outcome() {}
 
+// RunnerWorkFrames is several small frames of one dispatch in the order of their numbers, in one message: on `data` if a chunk
+// is among them, else on `ctl`. It means the same as its frames one by one.
+type RunnerWorkFrames struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Frames        []*RunnerWorkFrame     `protobuf:"bytes,163,rep,name=frames,proto3" json:"frames,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerWorkFrames) Reset() {
+	*x = RunnerWorkFrames{}
+	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerWorkFrames) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerWorkFrames) ProtoMessage() {}
+
+func (x *RunnerWorkFrames) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerWorkFrames.ProtoReflect.Descriptor instead.
+func (*RunnerWorkFrames) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RunnerWorkFrames) GetFrames() []*RunnerWorkFrame {
+	if x != nil {
+		return x.Frames
+	}
+	return nil
+}
+
+// RunnerWorkFrame is one frame of RunnerWorkFrames.
+type RunnerWorkFrame struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Types that are valid to be assigned to Frame:
+	//
+	//	*RunnerWorkFrame_Accepted
+	//	*RunnerWorkFrame_Progress
+	//	*RunnerWorkFrame_Chunk
+	//	*RunnerWorkFrame_Result
+	Frame         isRunnerWorkFrame_Frame `protobuf_oneof:"frame"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerWorkFrame) Reset() {
+	*x = RunnerWorkFrame{}
+	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerWorkFrame) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerWorkFrame) ProtoMessage() {}
+
+func (x *RunnerWorkFrame) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerWorkFrame.ProtoReflect.Descriptor instead.
+func (*RunnerWorkFrame) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *RunnerWorkFrame) GetFrame() isRunnerWorkFrame_Frame {
+	if x != nil {
+		return x.Frame
+	}
+	return nil
+}
+
+func (x *RunnerWorkFrame) GetAccepted() *RunnerWorkAccepted {
+	if x != nil {
+		if x, ok := x.Frame.(*RunnerWorkFrame_Accepted); ok {
+			return x.Accepted
+		}
+	}
+	return nil
+}
+
+func (x *RunnerWorkFrame) GetProgress() *RunnerWorkProgress {
+	if x != nil {
+		if x, ok := x.Frame.(*RunnerWorkFrame_Progress); ok {
+			return x.Progress
+		}
+	}
+	return nil
+}
+
+func (x *RunnerWorkFrame) GetChunk() *RunnerWorkChunk {
+	if x != nil {
+		if x, ok := x.Frame.(*RunnerWorkFrame_Chunk); ok {
+			return x.Chunk
+		}
+	}
+	return nil
+}
+
+func (x *RunnerWorkFrame) GetResult() *RunnerWorkResult {
+	if x != nil {
+		if x, ok := x.Frame.(*RunnerWorkFrame_Result); ok {
+			return x.Result
+		}
+	}
+	return nil
+}
+
+type isRunnerWorkFrame_Frame interface {
+	isRunnerWorkFrame_Frame()
+}
+
+type RunnerWorkFrame_Accepted struct {
+	Accepted *RunnerWorkAccepted `protobuf:"bytes,164,opt,name=accepted,proto3,oneof"`
+}
+
+type RunnerWorkFrame_Progress struct {
+	Progress *RunnerWorkProgress `protobuf:"bytes,165,opt,name=progress,proto3,oneof"`
+}
+
+type RunnerWorkFrame_Chunk struct {
+	Chunk *RunnerWorkChunk `protobuf:"bytes,166,opt,name=chunk,proto3,oneof"`
+}
+
+type RunnerWorkFrame_Result struct {
+	Result *RunnerWorkResult `protobuf:"bytes,167,opt,name=result,proto3,oneof"`
+}
+
+func (*RunnerWorkFrame_Accepted) isRunnerWorkFrame_Frame() {}
+
+func (*RunnerWorkFrame_Progress) isRunnerWorkFrame_Frame() {}
+
+func (*RunnerWorkFrame_Chunk) isRunnerWorkFrame_Frame() {}
+
+func (*RunnerWorkFrame_Result) isRunnerWorkFrame_Frame() {}
+
 // RunnerWorkResume is sent by a runner after a reconnect, for every dispatch it holds unacknowledged frames of, until
 // credit comes. It is not a frame: it has no number.
 type RunnerWorkResume struct {
@@ -750,7 +920,7 @@ type RunnerWorkResume struct {
 
 func (x *RunnerWorkResume) Reset() {
 	*x = RunnerWorkResume{}
-	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	mi := &file_runbus_v1_work_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +932,7 @@ func (x *RunnerWorkResume) String() string {
 func (*RunnerWorkResume) ProtoMessage() {}
 
 func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	mi := &file_runbus_v1_work_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +945,7 @@ func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkResume.ProtoReflect.Descriptor instead.
 func (*RunnerWorkResume) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{9}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunnerWorkResume) GetDispatchId() string {
@@ -823,7 +993,7 @@ type RunnerWorkCredit struct {
 
 func (x *RunnerWorkCredit) Reset() {
 	*x = RunnerWorkCredit{}
-	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -835,7 +1005,7 @@ func (x *RunnerWorkCredit) String() string {
 func (*RunnerWorkCredit) ProtoMessage() {}
 
 func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -848,7 +1018,7 @@ func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredit.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredit) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{10}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunnerWorkCredit) GetDispatchId() string {
@@ -886,11 +1056,56 @@ func (x *RunnerWorkCredit) GetResend() bool {
 	return false
 }
 
+// RunnerWorkCredits is the credit of several dispatches of one runner in one message, on `credit.all`.
+type RunnerWorkCredits struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Credits       []*RunnerWorkCredit    `protobuf:"bytes,168,rep,name=credits,proto3" json:"credits,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerWorkCredits) Reset() {
+	*x = RunnerWorkCredits{}
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerWorkCredits) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerWorkCredits) ProtoMessage() {}
+
+func (x *RunnerWorkCredits) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerWorkCredits.ProtoReflect.Descriptor instead.
+func (*RunnerWorkCredits) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *RunnerWorkCredits) GetCredits() []*RunnerWorkCredit {
+	if x != nil {
+		return x.Credits
+	}
+	return nil
+}
+
 var File_runbus_v1_work_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
-	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xe4\x02\n" +
+	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xfe\x02\n" +
 	"\x14RunnerWorkAssignment\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -900,7 +1115,8 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\taccept_by\x18U \x01(\v2\x1a.google.protobuf.TimestampR\bacceptBy\x126\n" +
 	"\bdeadline\x18V \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12-\n" +
 	"\x12credentials_follow\x18W \x01(\bR\x11credentialsFollow\x12!\n" +
-	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\"s\n" +
+	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\x12\x18\n" +
+	"\abundles\x18Y \x01(\bR\abundles\"s\n" +
 	"\x10SealedCredential\x12\x14\n" +
 	"\x05suite\x18\x01 \x01(\tR\x05suite\x12)\n" +
 	"\x10encapsulated_key\x18\x02 \x01(\fR\x0fencapsulatedKey\x12\x1e\n" +
@@ -954,7 +1170,15 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\x05error\x18\x87\x01 \x01(\v2\x16.runbus.v1.ErrorDetailH\x00R\x05error\x12\x19\n" +
 	"\astarted\x18\x88\x01 \x01(\bR\astarted\x12$\n" +
 	"\rstream_sha256\x18\x89\x01 \x01(\fR\fstreamSha256B\t\n" +
-	"\aoutcome\"\x87\x01\n" +
+	"\aoutcome\"G\n" +
+	"\x10RunnerWorkFrames\x123\n" +
+	"\x06frames\x18\xa3\x01 \x03(\v2\x1a.runbus.v1.RunnerWorkFrameR\x06frames\"\x83\x02\n" +
+	"\x0fRunnerWorkFrame\x12<\n" +
+	"\baccepted\x18\xa4\x01 \x01(\v2\x1d.runbus.v1.RunnerWorkAcceptedH\x00R\baccepted\x12<\n" +
+	"\bprogress\x18\xa5\x01 \x01(\v2\x1d.runbus.v1.RunnerWorkProgressH\x00R\bprogress\x123\n" +
+	"\x05chunk\x18\xa6\x01 \x01(\v2\x1a.runbus.v1.RunnerWorkChunkH\x00R\x05chunk\x126\n" +
+	"\x06result\x18\xa7\x01 \x01(\v2\x1b.runbus.v1.RunnerWorkResultH\x00R\x06resultB\a\n" +
+	"\x05frame\"\x87\x01\n" +
 	"\x10RunnerWorkResume\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -967,7 +1191,9 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\asession\x18\x02 \x01(\tR\asession\x12#\n" +
 	"\facknowledged\x18\x99\x01 \x01(\x04R\facknowledged\x12\"\n" +
 	"\fwindow_bytes\x18\x9a\x01 \x01(\x03R\vwindowBytes\x12\x17\n" +
-	"\x06resend\x18\x9b\x01 \x01(\bR\x06resendB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
+	"\x06resend\x18\x9b\x01 \x01(\bR\x06resend\"K\n" +
+	"\x11RunnerWorkCredits\x126\n" +
+	"\acredits\x18\xa8\x01 \x03(\v2\x1b.runbus.v1.RunnerWorkCreditR\acreditsB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
 
 var (
 	file_runbus_v1_work_proto_rawDescOnce sync.Once
@@ -981,7 +1207,7 @@ func file_runbus_v1_work_proto_rawDescGZIP() []byte {
 	return file_runbus_v1_work_proto_rawDescData
 }
 
-var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_runbus_v1_work_proto_goTypes = []any{
 	(*RunnerWorkAssignment)(nil),  // 0: runbus.v1.RunnerWorkAssignment
 	(*SealedCredential)(nil),      // 1: runbus.v1.SealedCredential
@@ -992,32 +1218,41 @@ var file_runbus_v1_work_proto_goTypes = []any{
 	(*RunnerWorkProgress)(nil),    // 6: runbus.v1.RunnerWorkProgress
 	(*RunnerWorkChunk)(nil),       // 7: runbus.v1.RunnerWorkChunk
 	(*RunnerWorkResult)(nil),      // 8: runbus.v1.RunnerWorkResult
-	(*RunnerWorkResume)(nil),      // 9: runbus.v1.RunnerWorkResume
-	(*RunnerWorkCredit)(nil),      // 10: runbus.v1.RunnerWorkCredit
-	nil,                           // 11: runbus.v1.CredentialBundle.SecretsEntry
-	(*RunFetchRequest)(nil),       // 12: runbus.v1.RunFetchRequest
-	(*timestamppb.Timestamp)(nil), // 13: google.protobuf.Timestamp
-	(*RunFetchUpdate)(nil),        // 14: runbus.v1.RunFetchUpdate
-	(*RunFetchResponse)(nil),      // 15: runbus.v1.RunFetchResponse
-	(*ErrorDetail)(nil),           // 16: runbus.v1.ErrorDetail
+	(*RunnerWorkFrames)(nil),      // 9: runbus.v1.RunnerWorkFrames
+	(*RunnerWorkFrame)(nil),       // 10: runbus.v1.RunnerWorkFrame
+	(*RunnerWorkResume)(nil),      // 11: runbus.v1.RunnerWorkResume
+	(*RunnerWorkCredit)(nil),      // 12: runbus.v1.RunnerWorkCredit
+	(*RunnerWorkCredits)(nil),     // 13: runbus.v1.RunnerWorkCredits
+	nil,                           // 14: runbus.v1.CredentialBundle.SecretsEntry
+	(*RunFetchRequest)(nil),       // 15: runbus.v1.RunFetchRequest
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
+	(*RunFetchUpdate)(nil),        // 17: runbus.v1.RunFetchUpdate
+	(*RunFetchResponse)(nil),      // 18: runbus.v1.RunFetchResponse
+	(*ErrorDetail)(nil),           // 19: runbus.v1.ErrorDetail
 }
 var file_runbus_v1_work_proto_depIdxs = []int32{
-	12, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
-	13, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
-	13, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
-	11, // 3: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
+	15, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
+	16, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
+	16, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
+	14, // 3: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
 	3,  // 4: runbus.v1.CredentialBundle.caller:type_name -> runbus.v1.CallerSession
-	13, // 5: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
+	16, // 5: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
 	1,  // 6: runbus.v1.RunnerWorkCredentials.sealed:type_name -> runbus.v1.SealedCredential
-	13, // 7: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
-	14, // 8: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
-	15, // 9: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
-	16, // 10: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
-	11, // [11:11] is the sub-list for method output_type
-	11, // [11:11] is the sub-list for method input_type
-	11, // [11:11] is the sub-list for extension type_name
-	11, // [11:11] is the sub-list for extension extendee
-	0,  // [0:11] is the sub-list for field type_name
+	16, // 7: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
+	17, // 8: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
+	18, // 9: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
+	19, // 10: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
+	10, // 11: runbus.v1.RunnerWorkFrames.frames:type_name -> runbus.v1.RunnerWorkFrame
+	5,  // 12: runbus.v1.RunnerWorkFrame.accepted:type_name -> runbus.v1.RunnerWorkAccepted
+	6,  // 13: runbus.v1.RunnerWorkFrame.progress:type_name -> runbus.v1.RunnerWorkProgress
+	7,  // 14: runbus.v1.RunnerWorkFrame.chunk:type_name -> runbus.v1.RunnerWorkChunk
+	8,  // 15: runbus.v1.RunnerWorkFrame.result:type_name -> runbus.v1.RunnerWorkResult
+	12, // 16: runbus.v1.RunnerWorkCredits.credits:type_name -> runbus.v1.RunnerWorkCredit
+	17, // [17:17] is the sub-list for method output_type
+	17, // [17:17] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_runbus_v1_work_proto_init() }
@@ -1030,13 +1265,19 @@ func file_runbus_v1_work_proto_init() {
 		(*RunnerWorkResult_Response)(nil),
 		(*RunnerWorkResult_Error)(nil),
 	}
+	file_runbus_v1_work_proto_msgTypes[10].OneofWrappers = []any{
+		(*RunnerWorkFrame_Accepted)(nil),
+		(*RunnerWorkFrame_Progress)(nil),
+		(*RunnerWorkFrame_Chunk)(nil),
+		(*RunnerWorkFrame_Result)(nil),
+	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_work_proto_rawDesc), len(file_runbus_v1_work_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

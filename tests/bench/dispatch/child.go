@@ -201,7 +201,7 @@ func answerRaw(addr, ca, token string, result *atomic.Pointer[[]byte]) error {
 	if err != nil {
 		return err
 	}
-	if _, err := nc.Subscribe(schemas.WorkSubject(rawRef, "raw"), func(msg *nats.Msg) { _ = msg.Respond(*result.Load()) }); err != nil {
+	if _, err := nc.Subscribe(schemas.WorkSubject(rawRef, "raw"), func(msg *nats.Msg) { _ = nc.Publish(msg.Reply, *result.Load()) }); err != nil {
 		return err
 	}
 	return nc.Flush()
