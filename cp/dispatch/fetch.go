@@ -38,7 +38,7 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 	defer d.leave(run)
 
 	// Select. A refusal reads no credential and reaches nobody.
-	runners, err := d.d.Registry.Snapshot(run.caller.Tenant)
+	runners, err := d.d.Registry.Named(run.caller.Tenant, run.named)
 	if err != nil {
 		return d.finish(run, failure(err))
 	}
@@ -86,6 +86,7 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 		DispatchId: run.id, Session: run.runner.Session, Request: run.fetch, Replica: run.replica,
 		AcceptBy: timestamppb.New(published.Add(within)), Deadline: timestamppb.New(run.deadline),
 		CredentialsFollow: len(run.secrets) > 0, WindowBytes: stream.receiver.Window(),
+		Bundles: true,
 	}
 	publish := func() *ending {
 		err := d.publish(schemas.WorkSubject(run.runner.Ref, run.runner.Session), stream.receiver.ReplySubject(), assignment)
@@ -106,8 +107,7 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 	defer timeout.Stop()
 	var retry <-chan time.Time
 	for {
-		select {
-		case a := <-stream.arrivals:
+		if a, ok := stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
 				run.accepted = true
@@ -130,6 +130,10 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 				d.stopWork(run, stream, schemas.CodeCancelled)
 				return nil, ended(failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result before it accepted the work", run.runner.Ref.Runner)))
 			}
+			continue
+		}
+		select {
+		case <-stream.ready():
 		case <-retry:
 			retry = nil
 			d.metrics.again.Inc()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"hash"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -15,13 +16,12 @@ import (
 // lostLinger is how long what a lost runner had sent may still arrive: its result may be among it.
 const lostLinger = 200 * time.Millisecond
 
-// stream is the result stream of one run as a channel, beside the watch over its runner.
+// stream is the result stream of one run, beside the watch over its runner.
 type stream struct {
 	receiver *bus.Receiver
-	arrivals chan arrival // unbuffered: what nobody takes stays in the receiver, within its window
 	lost     <-chan string
-	end      context.CancelFunc
-	done     chan struct{}
+	back     bus.Frame // taken, and given back
+	closed   bool      // nothing comes any more
 }
 
 // arrival is a frame, or an error of the stream.
@@ -32,32 +32,27 @@ type arrival struct {
 
 // open begins to wait for the run's result.
 func (d *Dispatcher) open(run *run, lost <-chan string) *stream {
-	ctx, end := context.WithCancel(context.Background())
-	s := &stream{
-		receiver: d.receivers.Open(run.runner.Ref, run.runner.Session, run.id, window),
-		arrivals: make(chan arrival), lost: lost, end: end, done: make(chan struct{}),
-	}
-	go s.pump(ctx)
-	return s
+	return &stream{receiver: d.receivers.Open(run.runner.Ref, run.runner.Session, run.id, window), lost: lost}
 }
 
-func (s *stream) pump(ctx context.Context) {
-	defer close(s.done)
-	for {
-		f, err := s.receiver.Next(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		select {
-		case s.arrivals <- arrival{f, err}:
-		case <-ctx.Done():
-			return
-		}
-		if err != nil && !isNoResponders(err) {
-			return
-		}
+// take is what has arrived next, if anything has. When it has nothing, ready tells when to ask again.
+func (s *stream) take() (arrival, bool) {
+	if f := s.back; f != nil {
+		s.back = nil
+		return arrival{frame: f}, true
 	}
+	if s.closed {
+		return arrival{}, false
+	}
+	f, err := s.receiver.Try()
+	s.closed = err != nil && !isNoResponders(err)
+	return arrival{f, err}, f != nil || err != nil
 }
+
+// giveBack has take return f again. What nobody takes stays in the receiver, within its window.
+func (s *stream) giveBack(f bus.Frame) { s.back = f }
+
+func (s *stream) ready() <-chan struct{} { return s.receiver.Ready() }
 
 // said is a channel on which why waits to be received.
 func said(why string) <-chan string {
@@ -66,11 +61,7 @@ func said(why string) <-chan string {
 	return c
 }
 
-func (s *stream) close() {
-	s.end()
-	<-s.done
-	s.receiver.Close()
-}
+func (s *stream) close() { s.receiver.Close() }
 
 // relay hands what arrives to the caller, one piece at a time, and gives the runner credit for what the caller took (SPEC
 // D2, D15). It returns how the run ended; the sink is not called any more then.
@@ -81,24 +72,30 @@ func (d *Dispatcher) relay(ctx context.Context, run *run, stream *stream, accept
 	defer deadline.Stop()
 
 	sum := sha256.New()
-	out.start(nil, func() error {
+	calls := []call{{do: func() error {
 		return sink.Accepted(Accepted{
 			DispatchID: run.id, Tenant: run.caller.Tenant, RunnerID: run.runner.Ref.Runner, RunnerPID: accepted.GetPid(), At: d.d.Now(),
 		})
-	})
+	}}}
 	var linger <-chan time.Time
 	var why string
 	lost := stream.lost
 	for {
-		arrivals := stream.arrivals
+		ready := stream.ready()
 		if out.busy {
-			arrivals = nil
-		}
-		select {
-		case a := <-arrivals:
-			if end := d.pass(run, stream, out, sink, sum, a); end != nil {
+			ready = nil
+		} else {
+			var end *ending
+			if calls, end = d.gather(run, stream, sink, sum, calls); end != nil {
 				return *end
 			}
+			if len(calls) > 0 {
+				out.start(calls)
+				calls, ready = nil, nil
+			}
+		}
+		select {
+		case <-ready:
 		case err := <-out.results:
 			frame := out.finished()
 			if err != nil {
@@ -123,8 +120,38 @@ func (d *Dispatcher) relay(ctx context.Context, run *run, stream *stream, accept
 	}
 }
 
-// pass takes one arrival: it starts its delivery, or returns how the run ended.
-func (d *Dispatcher) pass(run *run, stream *stream, out *delivery, sink Sink, sum hash.Hash, a arrival) *ending {
+// gatherBytes is how much of a result is handed over at once, beside the piece that is over it.
+const gatherBytes = 64 << 10
+
+// gather adds to calls what has arrived. It returns how the run ended once everything before that was handed over.
+func (d *Dispatcher) gather(run *run, stream *stream, sink Sink, sum hash.Hash, calls []call) ([]call, *ending) {
+	for bytes := 0; bytes < gatherBytes; {
+		a, ok := stream.take()
+		if !ok {
+			break
+		}
+		if _, final := a.frame.(*runbusv1.RunnerWorkResult); (final || a.frame == nil && stream.closed) && len(calls) > 0 {
+			if stream.closed = false; final {
+				stream.giveBack(a.frame)
+			}
+			break
+		}
+		do, end := d.pass(run, stream, sink, sum, a)
+		if end != nil {
+			return nil, end
+		}
+		if do != nil {
+			calls = append(calls, call{a.frame, do})
+		}
+		if chunk, ok := a.frame.(*runbusv1.RunnerWorkChunk); ok {
+			bytes += len(chunk.GetArrowIpc())
+		}
+	}
+	return calls, nil
+}
+
+// pass takes one arrival: it returns how the caller is told, or how the run ended.
+func (d *Dispatcher) pass(run *run, stream *stream, sink Sink, sum hash.Hash, a arrival) (func() error, *ending) {
 	switch f := a.frame.(type) {
 	case *runbusv1.RunnerWorkChunk:
 		sum.Write(f.GetArrowIpc())
@@ -132,7 +159,7 @@ func (d *Dispatcher) pass(run *run, stream *stream, out *delivery, sink Sink, su
 		if f.GetRows() > 0 {
 			run.mark(PhaseFirstRow, run.byRunner())
 		}
-		out.start(f, func() error { return sink.Chunk(f.GetArrowIpc()) })
+		return func() error { return sink.Chunk(f.GetArrowIpc()) }, nil
 	case *runbusv1.RunnerWorkProgress:
 		update := f.GetUpdate()
 		if update == nil {
@@ -148,50 +175,75 @@ func (d *Dispatcher) pass(run *run, stream *stream, out *delivery, sink Sink, su
 		case runbusv1.Phase_PHASE_QUERYING:
 			run.mark(PhaseQuerying, run.byRunner())
 		}
-		out.start(f, func() error { return sink.Progress(update) })
+		return func() error { return sink.Progress(update) }, nil
 	case *runbusv1.RunnerWorkResult:
 		stream.receiver.Done(f)
-		return ended(d.resultEnding(run, f, sum))
+		return nil, ended(d.resultEnding(run, f, sum))
 	case nil:
 		if isNoResponders(a.err) {
-			return nil // of an assignment that was published again, and overtaken by its acceptance
+			return nil, nil // of an assignment that was published again, and overtaken by its acceptance
 		}
-		return ended(failure(errStreamEnded(a.err)))
+		return nil, ended(failure(errStreamEnded(a.err)))
 	default: // a second acceptance says nothing new
 		stream.receiver.Done(f)
 	}
-	return nil
+	return nil, nil
+}
+
+// call tells the caller something.
+type call struct {
+	frame bus.Frame // that is consumed when the call has returned; nil for none
+	do    func() error
 }
 
 // delivery calls the sink in a goroutine of its own, one call at a time, so that a caller who doesn't take what comes can't keep
 // a deadline or a cancel from reaching the runner. All but the goroutine belongs to relay.
 type delivery struct {
-	tasks   chan func() error
+	tasks   chan []call
 	results chan error // room for one
 	busy    bool
-	frame   bus.Frame // under way; nil for none
+	frame   bus.Frame // the last one under way; nil for none
 	abandon func()    // makes a call under way return
+	over    atomic.Bool
 	done    chan struct{}
 }
 
 func newDelivery(abandon func()) *delivery {
-	o := &delivery{tasks: make(chan func() error, 1), results: make(chan error, 1), abandon: abandon, done: make(chan struct{})}
+	o := &delivery{tasks: make(chan []call, 1), results: make(chan error, 1), abandon: abandon, done: make(chan struct{})}
 	go func() {
 		defer close(o.done)
-		for task := range o.tasks {
-			o.results <- task()
+		for calls := range o.tasks {
+			o.results <- o.each(calls)
 		}
 	}()
 	return o
 }
 
-// start begins one call; no other may be under way.
-func (o *delivery) start(f bus.Frame, call func() error) {
-	o.busy, o.frame = true, f
-	o.tasks <- call
+// each makes the calls, up to the first that fails or that the end of the run overtakes.
+func (o *delivery) each(calls []call) error {
+	for _, c := range calls {
+		if o.over.Load() {
+			return nil
+		}
+		if err := c.do(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
-// finished ends the call under way and returns its frame.
+// start begins some calls; no others may be under way.
+func (o *delivery) start(calls []call) {
+	o.busy, o.frame = true, nil
+	for _, c := range calls {
+		if c.frame != nil {
+			o.frame = c.frame
+		}
+	}
+	o.tasks <- calls
+}
+
+// finished ends the calls under way and returns the last frame among them.
 func (o *delivery) finished() bus.Frame {
 	f := o.frame
 	o.busy, o.frame = false, nil
@@ -201,6 +253,7 @@ func (o *delivery) finished() bus.Frame {
 // close waits until the sink is not being called any more.
 func (o *delivery) close() {
 	if o.busy {
+		o.over.Store(true)
 		o.abandon()
 	}
 	close(o.tasks)

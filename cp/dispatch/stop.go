@@ -44,13 +44,7 @@ func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdi
 		<-ordered
 	}()
 	for {
-		select {
-		case state := <-replies:
-			if state == runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
-				return verdict{state: neverStarted}
-			}
-			// Stopping or ended: its result confirms it.
-		case a := <-stream.arrivals:
+		if a, ok := stream.take(); ok {
 			if a.frame == nil {
 				continue // the order finds out by itself whether anybody is there
 			}
@@ -58,6 +52,15 @@ func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdi
 			if result, ok := a.frame.(*runbusv1.RunnerWorkResult); ok {
 				return verdict{state: stopped, result: result}
 			}
+			continue
+		}
+		select {
+		case <-stream.ready():
+		case state := <-replies:
+			if state == runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
+				return verdict{state: neverStarted}
+			}
+			// Stopping or ended: its result confirms it.
 		case why := <-stream.lost:
 			return verdict{state: gone, why: why}
 		case <-ctx.Done():

@@ -28,7 +28,7 @@ func (r *Registry) WatchLoss(ref schemas.RunnerRef, session string) (lost <-chan
 		w.nonce = rn.rec.ProcessNonce
 	}
 	rn.watches[w] = struct{}{}
-	r.review(rn)
+	r.judge(rn, w)
 	return w.lost, func() {
 		r.mu.Lock()
 		defer r.mu.Unlock()
@@ -40,18 +40,23 @@ func (r *Registry) WatchLoss(ref schemas.RunnerRef, session string) (lost <-chan
 // review judges all watches of rn anew. r.mu must be held.
 func (r *Registry) review(rn *runner) {
 	for w := range rn.watches {
-		if w.over {
-			continue
-		}
-		switch sight, why := rn.look(w); {
-		case sight == gone:
-			w.fire(why)
-		case sight == inSight && w.grace != nil:
-			w.grace.Stop()
-			w.grace = nil
-		case sight == outOfSight && w.grace == nil:
-			r.startGrace(w, why)
-		}
+		r.judge(rn, w)
+	}
+}
+
+// judge judges one watch. r.mu must be held.
+func (r *Registry) judge(rn *runner, w *watch) {
+	if w.over {
+		return
+	}
+	switch sight, why := rn.look(w); {
+	case sight == gone:
+		w.fire(why)
+	case sight == inSight && w.grace != nil:
+		w.grace.Stop()
+		w.grace = nil
+	case sight == outOfSight && w.grace == nil:
+		r.startGrace(w, why)
 	}
 }
 

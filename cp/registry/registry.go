@@ -96,6 +96,7 @@ type Registry struct {
 	waitSize int // their bytes
 	waitOf   map[schemas.RunnerRef]int
 	fleet    map[string]map[string]*runner
+	named    map[nameKey]map[*runner]struct{}
 	changed  chan struct{}
 	probedAt time.Time            // the leader's last answer
 	scanning bool                 // while true, ended collects
@@ -122,6 +123,7 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 		slots:      make(chan struct{}, serveLimit),
 		rescan:     make(chan struct{}, 1),
 		fleet:      make(map[string]map[string]*runner),
+		named:      make(map[nameKey]map[*runner]struct{}),
 		changed:    make(chan struct{}),
 		ended:      make(map[linkKey]struct{}),
 		refused:    make(map[string]time.Time),

@@ -18,6 +18,7 @@ type runner struct {
 	revision uint64
 	live     bool
 	known    *Known
+	indexed  string          // the name under which Registry.named has it; "" for none
 	links    map[string]link // newest link of each process, by process nonce
 	watches  map[*watch]struct{}
 }
@@ -44,6 +45,7 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 	rn := r.runner(ref)
 	change(rn)
 	r.review(rn)
+	r.index(rn)
 	if !rn.live && rn.known == nil && len(rn.links) == 0 && len(rn.watches) == 0 {
 		delete(r.fleet[ref.Tenant], ref.Runner)
 		if len(r.fleet[ref.Tenant]) == 0 {
@@ -51,6 +53,40 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 		}
 	}
 	r.signal()
+}
+
+// nameKey is a name within a tenant.
+type nameKey struct{ tenant, name string }
+
+// index keeps rn under the name that it has. r.mu must be held.
+func (r *Registry) index(rn *runner) {
+	name := ""
+	if rn.live || rn.known != nil {
+		name = rn.name()
+	}
+	if name == rn.indexed {
+		return
+	}
+	if before := (nameKey{rn.ref.Tenant, rn.indexed}); rn.indexed != "" {
+		if delete(r.named[before], rn); len(r.named[before]) == 0 {
+			delete(r.named, before)
+		}
+	}
+	if rn.indexed = name; name != "" {
+		key := nameKey{rn.ref.Tenant, name}
+		if r.named[key] == nil {
+			r.named[key] = make(map[*runner]struct{})
+		}
+		r.named[key][rn] = struct{}{}
+	}
+}
+
+// name is what the runner calls itself.
+func (rn *runner) name() string {
+	if rn.rec.Name == "" && rn.known != nil {
+		return rn.known.Name
+	}
+	return rn.rec.Name
 }
 
 // signal tells those who wait for a change. r.mu must be held.
@@ -185,24 +221,9 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	r.mu.Lock()
 	list := make([]seen, 0, len(r.fleet[tenant]))
 	for _, rn := range r.fleet[tenant] {
-		if !rn.live && rn.known == nil {
-			continue // a link without a hello
+		if rn.live || rn.known != nil { // else a link without a hello
+			list = append(list, rn.seen(now))
 		}
-		s := seen{status: rn.status(now), rec: rn.rec}
-		if rn.known != nil {
-			s.known = *rn.known
-		}
-		s.holder = s.known.PublicKey
-		s.candidate = Candidate{
-			Ref: rn.ref, Name: rn.rec.Name, Link: LinkOutbound,
-			Connected: s.status.connected, Draining: s.status.draining, Offline: s.status.offline,
-			Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
-			SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
-		}
-		if s.candidate.Name == "" {
-			s.candidate.Name = s.known.Name
-		}
-		list = append(list, s)
 	}
 	r.mu.Unlock()
 	for i := range list {
@@ -210,6 +231,50 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	}
 	slices.SortFunc(list, func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
 	return list, nil
+}
+
+// seen copies rn. r.mu must be held.
+func (rn *runner) seen(now time.Time) seen {
+	s := seen{status: rn.status(now), rec: rn.rec}
+	if rn.known != nil {
+		s.known = *rn.known
+	}
+	s.holder = s.known.PublicKey
+	s.candidate = Candidate{
+		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
+		Connected: s.status.connected, Draining: s.status.draining, Offline: s.status.offline,
+		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
+		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
+	}
+	return s
+}
+
+// Named is every outbound runner of tenant that name may mean, by id: those whose id or name it is. It costs the same whatever
+// the size of the fleet, and fails as Snapshot does.
+func (r *Registry) Named(tenant, name string) ([]Candidate, error) {
+	if err := r.Readable(); err != nil {
+		return nil, err
+	}
+	now := r.d.Now()
+	var few [2]seen
+	list := few[:0]
+	r.mu.Lock()
+	if rn := r.fleet[tenant][name]; rn != nil && (rn.live || rn.known != nil) {
+		list = append(list, rn.seen(now))
+	}
+	for rn := range r.named[nameKey{tenant, name}] {
+		if rn.ref.Runner != name {
+			list = append(list, rn.seen(now))
+		}
+	}
+	r.mu.Unlock()
+	candidates := make([]Candidate, len(list))
+	for i := range list {
+		list[i].judgeKey(r)
+		candidates[i] = list[i].candidate
+	}
+	slices.SortFunc(candidates, func(a, b Candidate) int { return cmp.Compare(a.Ref.Runner, b.Ref.Runner) })
+	return candidates, nil
 }
 
 // judgeKey takes a runner out whose key no longer holds. Called without r.mu: auth has locks of its own.
