@@ -338,7 +338,7 @@ func TestHealthAndMetrics(t *testing.T) {
 	s.call(t, writer, "POST", "/api/fetches", `{"runnerId":"ghost","source":{"kind":"file"}}`)
 	metrics := string(s.call(t, nobody, http.MethodGet, "/metrics", "").body)
 	for _, want := range []string{
-		`runbus_dispatch_ended_total{code="runner_unknown",outcome="refused"} 1`, "runbus_dispatch_in_flight 0", "runbus_dispatch_duration_seconds_bucket", "go_goroutines",
+		`runbus_dispatches_total{code="runner_unknown",outcome="refused"} 1`, "runbus_dispatches_in_flight 0", "runbus_dispatch_duration_seconds_bucket", "go_goroutines",
 	} {
 		if !strings.Contains(metrics, want) {
 			t.Errorf("%s is not in the metrics", want)

@@ -43,10 +43,11 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
 	}
-	if err := d.publish(schemas.WorkSubject(ref, run.runner.Session), "", &runbusv1.RunnerWorkCredentials{
+	if err := d.publish(run, schemas.WorkSubject(ref, run.runner.Session), "", &runbusv1.RunnerWorkCredentials{
 		DispatchId: run.id, Session: run.runner.Session, Sealed: sealed,
 	}); err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sent to the runner")
 	}
+	run.mark(PhaseCredentials, run.byReplica())
 	return nil
 }

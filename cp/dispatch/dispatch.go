@@ -13,12 +13,15 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	oteltrace "go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -38,7 +41,11 @@ type Deps struct {
 	Isolation bool
 	// Copies, if set, is given every message published on a work or control subject, for the view of ops; sealed credentials
 	// are left out of the copy. It must not block.
-	Copies  func(subject string, m proto.Message)
+	Copies func(subject string, m proto.Message)
+	// Recorder, if set, keeps the timeline of each dispatch (SPEC D17). It never holds one up.
+	Recorder *trace.Recorder
+	// Tracing makes the spans; nil: none are made, and the trace context of the caller goes on to the runner as it came.
+	Tracing oteltrace.TracerProvider
 	Metrics prometheus.Registerer // nil: none
 	Log     *slog.Logger          // nil: slog.Default()
 	Now     func() time.Time      // nil: time.Now
@@ -49,6 +56,7 @@ type Dispatcher struct {
 	d         Deps
 	receivers *bus.Receivers
 	metrics   *metrics
+	tracer    oteltrace.Tracer
 
 	mu      sync.Mutex
 	closed  bool
@@ -68,11 +76,14 @@ func New(d Deps) (*Dispatcher, error) {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
+	if d.Tracing == nil {
+		d.Tracing = noop.NewTracerProvider()
+	}
 	receivers, err := bus.NewReceivers(d.Bus)
 	if err != nil {
 		return nil, err
 	}
-	x := &Dispatcher{d: d, receivers: receivers, running: make(map[string]*run), idle: make(chan struct{})}
+	x := &Dispatcher{d: d, tracer: d.Tracing.Tracer(tracerName), receivers: receivers, running: make(map[string]*run), idle: make(chan struct{})}
 	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
 		return nil, errors.Join(err, receivers.Close())
 	}
@@ -179,9 +190,9 @@ func (d *Dispatcher) leave(r *run) {
 	}
 }
 
-// publish sends m to subject, with a copy for ops.
-func (d *Dispatcher) publish(subject, reply string, m proto.Message) error {
-	if err := d.d.Bus.PublishWithReply(subject, reply, m); err != nil {
+// publish sends m to subject, with the trace context of its run and a copy for ops.
+func (d *Dispatcher) publish(run *run, subject, reply string, m proto.Message) error {
+	if err := d.d.Bus.PublishTraced(run.trace, subject, reply, m); err != nil {
 		return err
 	}
 	d.copyForOps(subject, m)

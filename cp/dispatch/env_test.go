@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
-	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -19,6 +18,7 @@ import (
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
+	"github.com/org-runink/runbus/cp/trace"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -244,7 +244,7 @@ func wantOutcome(t *testing.T, o dispatch.Outcome, code, errCode, text string) {
 	if o.Code != code || have != errCode || (text != "" && message != text) {
 		t.Fatalf("outcome = %s, %s %q; want %s, %s %q", o.Code, have, message, code, errCode, text)
 	}
-	if !slices.Contains(phases(o), dispatch.PhaseDone) || o.DispatchID == "" {
+	if last := o.Phases[len(o.Phases)-1].Phase; last != trace.EndPhase(code) || o.DispatchID == "" {
 		t.Errorf("outcome = %+v", o)
 	}
 }

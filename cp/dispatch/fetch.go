@@ -29,6 +29,7 @@ const (
 // The work is handed out at most once: nothing is queued, and nothing is sent again that might have been delivered.
 func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sink) Outcome {
 	run, err := d.newRun(req, id)
+	ctx = d.observe(ctx, run)
 	if err != nil {
 		return d.finish(run, refusal(err))
 	}
@@ -89,7 +90,7 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 		Bundles: true,
 	}
 	publish := func() *ending {
-		err := d.publish(schemas.WorkSubject(run.runner.Ref, run.runner.Session), stream.receiver.ReplySubject(), assignment)
+		err := d.publish(run, schemas.WorkSubject(run.runner.Ref, run.runner.Session), stream.receiver.ReplySubject(), assignment)
 		if errors.Is(err, nats.ErrMaxPayload) {
 			return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request is too large for one message")))
 		}
@@ -110,8 +111,11 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 		if a, ok := stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
-				run.accepted = true
+				run.accept(f.GetPid())
 				run.mark(PhaseAccepted, run.byRunner())
+				if run.runner.Deaf {
+					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
+				}
 				stream.receiver.Done(f)
 				d.noteStart(run)
 				return f, nil
@@ -123,6 +127,8 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 			case errors.Is(a.err, bus.ErrNoResponders) && d.mayPublishAgain(run, published):
 				retry = time.After(again)
 			case errors.Is(a.err, bus.ErrNoResponders):
+				d.d.Registry.NobodyHeard(run.runner.Ref, run.runner.Session)
+				run.blame("no responders: nobody listens on the work subject of the runner's session")
 				return nil, ended(refusal(schemas.ErrRunnerOffline(run.runner.Ref.Runner, "not connected")))
 			case a.err != nil:
 				return nil, ended(failure(schemas.Wrap(schemas.CodeFailed, a.err, "the control plane stopped waiting for the runner")))
@@ -137,6 +143,7 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 		case <-retry:
 			retry = nil
 			d.metrics.again.Inc()
+			run.note(PhaseAssigned, "published again: nobody had received it yet")
 			if end := publish(); end != nil {
 				return nil, end
 			}

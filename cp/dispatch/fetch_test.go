@@ -60,7 +60,7 @@ func TestFetch(t *testing.T) {
 	if len(f.sink.progress) != 2 || f.sink.progress[0].GetMessage() != "opening" || f.sink.progress[0].GetAt() == nil {
 		t.Errorf("progress = %v", f.sink.progress)
 	}
-	if got := strings.Join(phases(o), ","); got != "queued,assigned,accepted,connecting,querying,first row,done" {
+	if got := strings.Join(phases(o), ","); got != "queued,assigned,accepted,connecting,querying,first row,last row,done" {
 		t.Errorf("phases = %s", got)
 	}
 	if o.Phases[0].By != "replica:"+e.d.Replica() || o.Phases[2].By != "runner:edge-1" {
@@ -70,10 +70,10 @@ func TestFetch(t *testing.T) {
 	if len(start) != 1 || len(end) != 1 || start[0].GetActor() != "person:wanda" || end[0].GetDetails()["rows"] != "400" && end[0].GetDetails()["rows"] != "42" {
 		t.Errorf("audit = %v %v", start, end)
 	}
-	if n := e.Metric(t, "runbus_dispatch_ended_total", map[string]string{"outcome": "completed", "code": "ok"}); n != 1 {
-		t.Errorf("ended_total = %v", n)
+	if n := e.Metric(t, "runbus_dispatches_total", map[string]string{"outcome": "completed", "code": "ok"}); n != 1 {
+		t.Errorf("runbus_dispatches_total = %v", n)
 	}
-	if len(e.d.Running(rt.Tenant)) != 0 || e.Metric(t, "runbus_dispatch_in_flight", nil) != 0 {
+	if len(e.d.Running(rt.Tenant)) != 0 || e.Metric(t, "runbus_dispatches_in_flight", nil) != 0 {
 		t.Error("it still runs")
 	}
 }
@@ -222,7 +222,7 @@ func TestYoungSession(t *testing.T) {
 	e := newEnv(t, nil, nil)
 	e.runner.Deafen(t)
 	f := e.start(t, request("edge-1"))
-	again := func() float64 { return e.Metric(t, "runbus_dispatch_published_again_total", nil) }
+	again := func() float64 { return e.Metric(t, "runbus_dispatch_assignments_republished_total", nil) }
 	wantOutcome(t, f.wait(t), dispatch.OutcomeRefused, "runner_offline", `runner "edge-1" is offline: not connected`)
 	if again() == 0 {
 		t.Error("nothing was published again")

@@ -111,7 +111,7 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 	if end.code == OutcomeCompleted {
 		by = run.byRunner()
 	}
-	run.mark(PhaseDone, by)
+	run.end(end.code, by)
 	o := Outcome{
 		DispatchID: run.id, RunnerID: run.runner.Ref.Runner, Code: end.code, Err: end.err, Response: end.response,
 		Notices: end.response.GetNotices(),
@@ -125,6 +125,7 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 	run.mu.Lock()
 	o.Phases = run.phases
 	run.mu.Unlock()
+	run.conclude(o)
 	d.record(run, o)
 	d.metrics.count(run, o, d.d.Now().Sub(run.began))
 	return o

@@ -5,10 +5,13 @@ import (
 	"time"
 
 	"github.com/oklog/ulid/v2"
+	oteltrace "go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -35,11 +38,17 @@ type run struct {
 	runner          registry.Candidate // set once selected; Ref.Runner is empty before
 	accepted        bool
 	credentialsRead bool
+	trace           bus.Trace   // of what is sent for the run
+	live            *trace.Live // its timeline
+	why             string      // for the timeline: what a run that did not get on waited for
 
 	stop      sync.Once
 	cancelled chan struct{} // closed by Cancel and Close
 
-	mu          sync.Mutex // guards what Running shows
+	mu          sync.Mutex // guards what Running and the timeline show
+	span        oteltrace.Span
+	pid         int64     // of the process that accepted
+	lastRow     time.Time // when the last rows came
 	phases      []PhaseAt
 	rows, bytes int64
 }
@@ -131,13 +140,25 @@ func (r *run) mark(phase, by string) {
 		}
 	}
 	r.phases = append(r.phases, PhaseAt{Phase: phase, At: r.now(), By: by})
+	r.live.Changed()
+}
+
+// accept notes the process that took the work.
+func (r *run) accept(pid int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.accepted, r.pid = true, pid
 }
 
 // count notes how far the result has come; it only grows.
 func (r *run) count(rows, bytes int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if rows > r.rows {
+		r.lastRow = r.now()
+	}
 	r.rows, r.bytes = max(r.rows, rows), max(r.bytes, bytes)
+	r.live.Changed()
 }
 
 // assignTo notes the runner that was selected.

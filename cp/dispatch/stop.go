@@ -3,6 +3,7 @@ package dispatch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/org-runink/runbus/bus"
@@ -20,6 +21,19 @@ type verdict struct {
 	why    string                     // gone
 }
 
+// String is for a timeline.
+func (v verdict) String() string {
+	switch v.state {
+	case neverStarted:
+		return "it never started"
+	case stopped:
+		return "it has stopped"
+	case gone:
+		return "its process has gone"
+	}
+	return "no answer either"
+}
+
 type stopState int
 
 const (
@@ -32,6 +46,7 @@ const (
 // stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin. What still comes of the
 // result is dropped, so that nothing holds the runner back.
 func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdict {
+	run.mark(PhaseCancelling, run.byReplica())
 	ctx, cancel := context.WithTimeout(context.Background(), d.d.ConfirmWithin)
 	replies := make(chan runbusv1.CancelState, 1)
 	ordered := make(chan struct{})
@@ -109,6 +124,7 @@ func (d *Dispatcher) cancelled(run *run, stream *stream) ending {
 	case gone:
 		return lostEnding(run, v.why)
 	default:
+		run.blame(fmt.Sprintf("the runner confirmed no cancel within %s", d.d.ConfirmWithin))
 		return ending{code: OutcomeUnknown, err: schemas.ErrOutcomeUnknown(run.runner.Ref.Runner, d.d.ConfirmWithin)}
 	}
 }
@@ -122,6 +138,7 @@ func (d *Dispatcher) outOfTime(run *run, stream *stream) ending {
 	case gone:
 		return lostEnding(run, v.why)
 	default:
+		run.blame(fmt.Sprintf("no result within %s, and the runner confirmed no cancel within %s", run.timeout, d.d.ConfirmWithin))
 		return ending{code: OutcomeUnknown, err: schemas.ErrOutcomeUnknown(run.runner.Ref.Runner, run.timeout)}
 	}
 }
@@ -130,7 +147,9 @@ func (d *Dispatcher) outOfTime(run *run, stream *stream) ending {
 // refusal.
 func (d *Dispatcher) notAccepted(run *run, stream *stream, within time.Duration) ending {
 	id := run.runner.Ref.Runner
-	switch v := d.stopWork(run, stream, schemas.CodeCancelled); v.state {
+	v := d.stopWork(run, stream, schemas.CodeCancelled)
+	run.blame(fmt.Sprintf("no answer from the runner within %s; to the cancel: %s", within, v))
+	switch v.state {
 	case neverStarted:
 		return refusal(schemas.ErrRunnerOffline(id, "no answer"))
 	case stopped:

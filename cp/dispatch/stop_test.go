@@ -136,7 +136,7 @@ func TestDeadline(t *testing.T) {
 
 	// Its result comes late: dropped, counted, and acknowledged, so that the runner can forget it.
 	w.complete()
-	if n := e.Metric(t, "runbus_dispatch_results_dropped_total", map[string]string{"reason": "late"}); n < 1 {
+	if n := e.Metric(t, "runbus_results_dropped_total", map[string]string{"reason": "late"}); n < 1 {
 		t.Errorf("late results counted: %v", n)
 	}
 }
@@ -242,7 +242,7 @@ func TestForeignResults(t *testing.T) {
 	w.complete()
 	wantOutcome(t, f.wait(t), dispatch.OutcomeCompleted, "", "")
 	for _, reason := range []string{"foreign", "unknown", "session", "duplicate", "late"} {
-		if n := e.Metric(t, "runbus_dispatch_results_dropped_total", map[string]string{"reason": reason}); n != 1 {
+		if n := e.Metric(t, "runbus_results_dropped_total", map[string]string{"reason": reason}); n != 1 {
 			t.Errorf("dropped as %s: %v", reason, n)
 		}
 	}

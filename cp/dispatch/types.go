@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -76,21 +77,19 @@ type Outcome struct {
 
 // The phases of the timeline that the control plane itself sees (SPEC D17). `connecting` and `querying` are the runner's.
 const (
-	PhaseQueued     = "queued"
-	PhaseAssigned   = "assigned"
-	PhaseAccepted   = "accepted"
-	PhaseConnecting = "connecting"
-	PhaseQuerying   = "querying"
-	PhaseFirstRow   = "first row"
-	PhaseDone       = "done"
+	PhaseQueued      = trace.PhaseQueued
+	PhaseAssigned    = trace.PhaseAssigned
+	PhaseAccepted    = trace.PhaseAccepted
+	PhaseCredentials = trace.PhaseCredentials
+	PhaseConnecting  = trace.PhaseConnecting
+	PhaseQuerying    = trace.PhaseQuerying
+	PhaseFirstRow    = trace.PhaseFirstRow
+	PhaseCancelling  = trace.PhaseCancelling
+	PhaseDone        = trace.PhaseDone
 )
 
-// PhaseAt is one step of a dispatch's timeline, in control-plane time.
-type PhaseAt struct {
-	Phase string    `json:"phase"`
-	At    time.Time `json:"at"`
-	By    string    `json:"by"` // `replica:<id>` or `runner:<id>`
-}
+// PhaseAt is one step of a dispatch's timeline, in control-plane time. The last one is named by the outcome.
+type PhaseAt = trace.Step
 
 // Running is one dispatch that runs on this replica.
 type Running struct {

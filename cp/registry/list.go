@@ -37,7 +37,7 @@ type Claims struct {
 type Health struct {
 	// Connected is true when the runner's link is up and its heartbeats come.
 	Connected bool `json:"connected"`
-	// Dispatchable is true when it would be given work now; Detail says why not.
+	// Dispatchable is true when work that is sent to it now should arrive; Detail says why not.
 	Dispatchable bool       `json:"dispatchable"`
 	Detail       string     `json:"detail,omitempty"`
 	LastSeen     *time.Time `json:"lastSeen"`
@@ -54,6 +54,9 @@ type Health struct {
 type Signals struct {
 	Connection string `json:"connection"` // `up` or `down`
 	Heartbeat  string `json:"heartbeat"`  // `fresh`, `late` or `none`
+	// Responders is `heard` when what was last published to the runner's session arrived, `none` when the bus said that nobody
+	// listens, and `not asked` when nothing was published since it was linked.
+	Responders string `json:"responders"`
 }
 
 // Candidate is one runner of a tenant as dispatch.Select sees it.
@@ -64,6 +67,8 @@ type Candidate struct {
 	Revoked, Pending bool
 	// Connected: the link is up and the process said hello. Draining: it takes no new work.
 	Connected, Draining bool
+	// Deaf: nobody listened on the session's subjects when something was last published there.
+	Deaf bool
 	// Offline says why it can't take work now; empty when it can.
 	Offline    string
 	Session    string
@@ -113,6 +118,9 @@ func (s *seen) runner() Runner {
 	}
 	if !s.candidate.Connected {
 		r.Health.InFlight = 0
+	}
+	if r.Health.Dispatchable && s.candidate.Deaf {
+		r.Health.Dispatchable, r.Health.Detail = false, "no responders: nobody listened when work was last sent"
 	}
 	if !lastSeen.IsZero() {
 		r.Health.LastSeen = &lastSeen

@@ -22,14 +22,18 @@ func TestStatus(t *testing.T) {
 		offline   string
 		signals   Signals
 	}{
-		"fit":               {func(*runner) {}, true, "", Signals{"up", "fresh"}},
-		"key gone":          {func(r *runner) { r.live = false }, false, "not connected", Signals{"down", "none"}},
-		"said goodbye":      {func(r *runner) { r.rec.Left = true }, false, "not connected", Signals{"down", "none"}},
-		"no link":           {func(r *runner) { clear(r.links) }, false, "not connected", Signals{"down", "fresh"}},
-		"another's link":    {func(r *runner) { r.links = map[string]link{"n2": {}} }, false, "not connected", Signals{"down", "fresh"}},
-		"no heartbeat yet":  {func(r *runner) { r.rec.Ready = false }, true, "no heartbeat yet", Signals{"up", "none"}},
-		"heartbeat is late": {func(r *runner) { r.rec.LastSeen = now.Add(-46 * time.Second) }, false, "no heartbeat for 46s", Signals{"up", "late"}},
-		"draining":          {func(r *runner) { r.rec.Draining = true }, true, "draining", Signals{"up", "fresh"}},
+		"fit":               {func(*runner) {}, true, "", Signals{"up", "fresh", "not asked"}},
+		"key gone":          {func(r *runner) { r.live = false }, false, "not connected", Signals{"down", "none", "not asked"}},
+		"said goodbye":      {func(r *runner) { r.rec.Left = true }, false, "not connected", Signals{"down", "none", "not asked"}},
+		"no link":           {func(r *runner) { clear(r.links) }, false, "not connected", Signals{"down", "fresh", "not asked"}},
+		"another's link":    {func(r *runner) { r.links = map[string]link{"n2": {}} }, false, "not connected", Signals{"down", "fresh", "not asked"}},
+		"no heartbeat yet":  {func(r *runner) { r.rec.Ready = false }, true, "no heartbeat yet", Signals{"up", "none", "not asked"}},
+		"heartbeat is late": {func(r *runner) { r.rec.LastSeen = now.Add(-46 * time.Second) }, false, "no heartbeat for 46s", Signals{"up", "late", "not asked"}},
+		"nobody listened":   {func(r *runner) { r.responders = responders{session: "s1", none: true, at: now.Add(time.Second)} }, true, "", Signals{"up", "fresh", "none"}},
+		"linked anew since": {func(r *runner) { r.responders = responders{session: "s1", none: true, at: now.Add(-time.Second)} }, true, "", Signals{"up", "fresh", "not asked"}},
+		"another session's": {func(r *runner) { r.responders = responders{session: "s0", none: true, at: now.Add(time.Second)} }, true, "", Signals{"up", "fresh", "not asked"}},
+		"heard":             {func(r *runner) { r.responders = responders{session: "s1", at: now} }, true, "", Signals{"up", "fresh", "heard"}},
+		"draining":          {func(r *runner) { r.rec.Draining = true }, true, "draining", Signals{"up", "fresh", "not asked"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := fit()

@@ -20,7 +20,9 @@ type runner struct {
 	known    *Known
 	indexed  string          // the name under which Registry.named has it; "" for none
 	links    map[string]link // newest link of each process, by process nonce
-	watches  map[*watch]struct{}
+	// responders is what became of the last work or order that was published to it.
+	responders responders
+	watches    map[*watch]struct{}
 }
 
 // runner finds or makes the entry of ref. r.mu must be held.
@@ -171,7 +173,7 @@ type status struct {
 
 // status judges the signals. The link is that of the process that holds the id; the link of any other says nothing.
 func (rn *runner) status(now time.Time) status {
-	s := status{signals: Signals{Connection: "down", Heartbeat: "none"}}
+	s := status{signals: Signals{Connection: "down", Heartbeat: "none", Responders: rn.responding()}}
 	if !rn.live || rn.rec.Left {
 		s.offline = "not connected"
 		return s
@@ -244,7 +246,7 @@ func (rn *runner) seen(now time.Time) seen {
 		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
 		Connected: s.status.connected, Draining: s.status.draining, Offline: s.status.offline,
 		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
-		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
+		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at, Deaf: s.status.signals.Responders == RespondersNone,
 	}
 	return s
 }
