@@ -225,9 +225,15 @@ func (j *Journal) attach() error {
 			if err := writeHead(j.dir, head); err != nil { // from now on there is one: without, somebody took it
 				return err
 			}
+			if err := syncFile(filepath.Join(j.dir, headFile)); err != nil {
+				return err
+			}
 		}
 		j.last = head // not zero: the files are gone; the chain goes on from what was there, and Verify tells
 		return nil
+	}
+	if !there {
+		return errNoHead
 	}
 	j.name = names[len(names)-1]
 	if j.file, err = os.OpenFile(filepath.Join(j.dir, j.name), os.O_RDWR|os.O_APPEND|syscall.O_NOFOLLOW, 0o600); err != nil {
@@ -288,7 +294,7 @@ func (j *Journal) resume(names []string, line []byte, head Anchor) error {
 			last = Anchor{Seq: r.Seq, Hash: hash}
 		}
 	}
-	if head.Seq > last.Seq || last.Hash == "" {
+	if head.Seq >= last.Seq || last.Hash == "" {
 		last = head
 	}
 	if last.Hash == "" {
@@ -340,7 +346,7 @@ func (j *Journal) begin(seq uint64) error {
 		return err
 	}
 	j.file, j.name, j.size = f, name, 0
-	return syncDir(j.dir)
+	return syncFile(j.dir)
 }
 
 // sync brings the lines to the disk, then the head, which thus never knows of a line that may be lost.
@@ -401,6 +407,9 @@ func lastLines(f *os.File, size int64) (rest, line []byte, err error) {
 
 const headFile = "head"
 
+var errNoHead = errors.New("the file " + headFile + " is missing beside records: somebody took it, and whether the end was cut off can't be told; " +
+	"move the folder away to begin anew")
+
 // readHead is the head on the disk; there is false if there is none.
 func readHead(dir string) (a Anchor, there bool, err error) {
 	text, err := os.ReadFile(filepath.Join(dir, headFile))
@@ -430,10 +439,11 @@ func writeHead(dir string, a Anchor) error {
 	return errors.Join(err, f.Close())
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
+// syncFile brings a file or folder to the disk.
+func syncFile(name string) error {
+	f, err := os.Open(name)
 	if err != nil {
 		return err
 	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(f.Sync(), f.Close())
 }

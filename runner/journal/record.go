@@ -67,7 +67,7 @@ type Caller struct {
 
 // Query is a statement without its text, unless the policy wants that too.
 type Query struct {
-	Word   string `json:"word"` // the first, in upper case
+	Word   string `json:"word"` // the first, in upper case; empty if it has over 16 letters
 	SHA256 string `json:"sha256"`
 	Text   string `json:"text,omitempty"`
 }
@@ -80,10 +80,12 @@ func DescribeQuery(text string, full bool) *Query {
 	sum := sha256.Sum256([]byte(text))
 	q := &Query{SHA256: hex.EncodeToString(sum[:])}
 	end := strings.IndexFunc(text, func(r rune) bool { return (r < 'a' || r > 'z') && (r < 'A' || r > 'Z') })
-	if end < 0 || end > 16 {
-		end = min(len(text), 16)
+	if end < 0 {
+		end = len(text)
 	}
-	q.Word = clip(strings.ToUpper(text[:end]), 16)
+	if end <= maxWord { // what is longer is no statement's first word, and may be anything
+		q.Word = strings.ToUpper(text[:end])
+	}
 	if full {
 		q.Text = clip(text, 64<<10)
 	}
@@ -131,6 +133,7 @@ const (
 	hashBytes = 2 * sha256.Size
 	// maxLine bounds a line in bytes, its line feed included.
 	maxLine = 1 << 20
+	maxWord = 16
 )
 
 var zeroHash = strings.Repeat("0", hashBytes)

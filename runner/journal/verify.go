@@ -56,7 +56,7 @@ func Verify(dir string, o VerifyOptions) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	v := &verifier{o: o, prev: Anchor{Hash: zeroHash}}
+	v := &verifier{o: o, head: s.head, prev: Anchor{Hash: zeroHash}}
 	if o.After.Seq > 0 {
 		v.prev = o.After
 	}
@@ -177,6 +177,7 @@ func lines(dir string, f sized, fn func(number int, line []byte) error) (rest []
 
 type verifier struct {
 	o        VerifyOptions
+	head     Anchor // of the folder
 	prev     Anchor // the record before
 	expected bool   // o.Expect was seen
 	report   Report
@@ -225,6 +226,9 @@ func (v *verifier) line(file string, number int, line []byte) error {
 	case r.Prev != v.prev.Hash:
 		return v.fail(file, number, "it does not follow from the record before: one of the two was replaced")
 	}
+	if r.Seq == v.head.Seq && hash != v.head.Hash {
+		return v.fail(file, number, "it is not the record that the file %s names: it was replaced", headFile)
+	}
 	v.prev = Anchor{Seq: r.Seq, Hash: hash}
 	v.report.Records++
 	v.report.Last = v.prev
@@ -252,8 +256,6 @@ func (v *verifier) end(s snapshot) {
 		_ = v.fail(headFile, 0, "the file is missing: whether the end was cut off can't be told")
 	case s.head.Seq > v.prev.Seq:
 		_ = v.fail(headFile, 0, "the end was cut off: records up to %d were written", s.head.Seq)
-	case s.head.Seq == v.prev.Seq && s.head.Hash != v.prev.Hash:
-		_ = v.fail(headFile, 0, "the last record is not the one that was written: it was replaced")
 	case v.o.Expect.Seq > 0 && !v.expected:
 		_ = v.fail(headFile, 0, "record %d was expected and is not there", v.o.Expect.Seq)
 	}
