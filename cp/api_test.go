@@ -168,6 +168,9 @@ func TestWhoMayDoWhat(t *testing.T) {
 	}
 	table := map[string]row{
 		"POST /api/fetches":                     {`{"source":{"kind":"file"}}`, statuses(403, 400, 400, 403, 400)},
+		"GET /api/fetches":                      {"", statuses(200, 200, 200, 403, 200)},
+		"GET /api/fetches/{dispatchId}":         {"", statuses(404, 404, 404, 403, 404)},
+		"GET /api/fetches/{dispatchId}/events":  {"", statuses(404, 404, 404, 403, 404)},
 		"GET /api/fetches/running":              {"", statuses(200, 200, 200, 403, 200)},
 		"DELETE /api/fetches/{dispatchId}":      {"", statuses(403, 404, 404, 403, 404)},
 		"GET /api/runners":                      {"", statuses(200, 200, 200, 403, 200)},

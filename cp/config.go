@@ -7,6 +7,8 @@ import (
 	"strings"
 	"time"
 
+	oteltrace "go.opentelemetry.io/otel/trace"
+
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -50,7 +52,9 @@ type Config struct {
 	// ManagedEndpoint stands in the role text (SPEC E2).
 	ManagedEndpoint string
 	Version         string
-	Log             *slog.Logger // nil: slog.Default()
+	// Tracing makes the spans of dispatches. Nil: none are made, and a caller's trace context goes on to the runner as it came.
+	Tracing oteltrace.TracerProvider
+	Log     *slog.Logger // nil: slog.Default()
 }
 
 // ConfigFromEnv reads the variables of the control plane through getenv (os.Getenv). An error says which variable is wrong.

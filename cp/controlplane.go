@@ -28,6 +28,7 @@ import (
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/ops"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -45,6 +46,7 @@ type ControlPlane struct {
 	audit    *audit.Log
 	auth     *auth.Auth
 	registry *registry.Registry
+	recorder *trace.Recorder
 	dispatch *dispatch.Dispatcher
 	copies   *ops.Copies
 	service  *ops.Service
@@ -261,8 +263,17 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	}
 	c.onClose(c.registry.Close)
 	c.task("registry", func() error { return c.registry.Run(runCtx) })
+	c.recorder, err = trace.New(trace.Deps{
+		Store: c.store, Replica: c.replica, Longest: c.cfg.DispatchTimeout, Metrics: metrics, Log: c.cfg.Log.With("part", "trace"),
+	})
+	if err != nil {
+		return err
+	}
+	c.onClose(c.recorder.Close)
+	c.task("trace", func() error { return c.recorder.Run(runCtx) })
 	c.dispatch, err = dispatch.New(dispatch.Deps{
 		Bus: bus.NewConn(results), Registry: c.registry, Audit: c.audit, Timeout: c.cfg.DispatchTimeout, Isolation: c.cfg.Isolation,
+		Recorder: c.recorder, Tracing: c.cfg.Tracing,
 		Copies: c.copies.Publish, Metrics: metrics, Log: c.cfg.Log.With("part", "dispatch"),
 	})
 	if err != nil {
@@ -282,7 +293,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	}
 	c.onClose(func() { _ = c.service.Stop() })
 	c.http = api.ServerOf(api.New(api.Deps{
-		Auth: c.auth, Registry: c.registry, Dispatch: c.dispatch, Audit: c.audit, Metrics: metrics, Checks: c.checks(), Alive: c.storageAlive,
+		Auth: c.auth, Registry: c.registry, Dispatch: c.dispatch, Audit: c.audit, Recorder: c.recorder, Tracing: c.cfg.Tracing, Metrics: metrics, Checks: c.checks(), Alive: c.storageAlive,
 		Version: c.cfg.Version, Log: c.cfg.Log.With("part", "api"),
 	}), c.cfg.Log)
 	return nil

@@ -218,6 +218,7 @@ func runnerCommand() *cli.Command {
 			Signals      struct {
 				Connection string `json:"connection"`
 				Heartbeat  string `json:"heartbeat"`
+				Responders string `json:"responders"`
 			} `json:"signals"`
 		} `json:"health"`
 	}
@@ -236,14 +237,14 @@ func runnerCommand() *cli.Command {
 					return fmt.Errorf("read the list: %w", err)
 				}
 			}
-			return show(c, rows, []string{"ID", "NAME", "STATE", "LINK", "TAKES WORK", "WORKS", "LINK/HEARTBEAT", "LAST SEEN", "VERSION"}, func(r runner) []any {
+			return show(c, rows, []string{"ID", "NAME", "STATE", "LINK", "TAKES WORK", "WORKS", "LINK/HEARTBEAT/RESPONDERS", "LAST SEEN", "VERSION"}, func(r runner) []any {
 				takes := "yes"
 				if !r.Health.Dispatchable {
 					takes = "no: " + r.Health.Detail
 				}
 				return []any{
 					r.ID, r.Name, r.State, r.Link, takes, fmt.Sprintf("%d/%d", r.Health.InFlight, r.Health.Limit),
-					r.Health.Signals.Connection + "/" + r.Health.Signals.Heartbeat, ago(r.Health.LastSeen, time.Now()), r.Claim.Version,
+					r.Health.Signals.Connection + "/" + r.Health.Signals.Heartbeat + "/" + r.Health.Signals.Responders, ago(r.Health.LastSeen, time.Now()), r.Claim.Version,
 				}
 			})
 		}),

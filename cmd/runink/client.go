@@ -90,6 +90,27 @@ func (c *client) call(ctx context.Context, method, path string, body, out any) e
 	return nil
 }
 
+// page reads one page of a list, and the query of the next page, empty if there is none.
+func (c *client) page(ctx context.Context, path string) (items []json.RawMessage, next url.Values, err error) {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	resp, err := c.send(ctx, http.MethodGet, path, nil, "application/json")
+	if err != nil {
+		return nil, nil, err
+	}
+	defer resp.Body.Close()
+	if err := json.NewDecoder(resp.Body).Decode(&items); err != nil {
+		return nil, nil, fmt.Errorf("read the answer of %s: %w", c.base.Host, err)
+	}
+	target, rel, _ := strings.Cut(resp.Header.Get("Link"), ">")
+	if strings.Contains(rel, `rel="next"`) {
+		if u, err := url.Parse(strings.TrimPrefix(target, "<")); err == nil {
+			next = u.Query()
+		}
+	}
+	return items, next, nil
+}
+
 // send returns the response of a call that succeeded; its body is the caller's to close.
 func (c *client) send(ctx context.Context, method, path string, body any, accept string) (*http.Response, error) {
 	var reader io.Reader

@@ -31,7 +31,7 @@ func fetchCommand() *cli.Command {
 http url, format, jsonPath, paging (secrets by auth mode). docs/sources.md has them all. Ctrl-C cancels.
 
 With --json the outcome is one object; the rows are in it under "data", unless --out puts them into a file.`
-	return group("fetch", "run a fetch on a runner, or cancel one", run,
+	return group("fetch", "run a fetch on a runner, cancel one, look at those of the last day", run, fetchListCommand(), fetchTraceCommand(),
 		remote("cancel", "cancel a running fetch", "DISPATCH", nil, func(c *cli.Context) error {
 			id, err := oneArg(c, "DISPATCH")
 			if err != nil {

@@ -79,13 +79,14 @@ func (s *server) runFetch(ctx context.Context, in *runFetchInput) (*huma.StreamR
 		return nil, problemOf(err)
 	}
 	return &huma.StreamResponse{Body: func(hctx huma.Context) {
-		_, w := humago.Unwrap(hctx)
-		s.streamFetch(hctx.Context(), w, media, req)
+		r, w := humago.Unwrap(hctx)
+		ctx, span := s.startSpan(hctx.Context(), r)
+		endSpan(span, s.streamFetch(ctx, w, media, req))
 	}}, nil
 }
 
 // streamFetch runs the fetch and writes its answer: problem JSON if it ended before anything was written, else the stream.
-func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request) {
+func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request) dispatch.Outcome {
 	id := ulid.Make().String()
 	w.Header().Set("Runbus-Dispatch-Id", id)
 	// The caller's connection may stay open for the whole fetch, whatever the server's timeouts are.
@@ -107,6 +108,7 @@ func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media s
 	if err := out.finish(outcome); err != nil && ctx.Err() == nil {
 		s.Log.Warn("the caller's answer could not be completed", "dispatch", id, "error", err)
 	}
+	return outcome
 }
 
 // lastWords is how long a caller may take for the rest of an answer once its fetch has ended, abandonAfter how long one who

@@ -14,11 +14,14 @@ import (
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	oteltrace "go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -28,21 +31,27 @@ type Check struct {
 	Ask  func() error // nil: it holds
 }
 
-// Deps are the parts behind the API; all but Log are required.
+// Deps are the parts behind the API; all but Alive, Tracing and Log are required.
 type Deps struct {
 	Auth     *auth.Auth
 	Registry *registry.Registry
 	Dispatch *dispatch.Dispatcher
 	Audit    *audit.Log
+	Recorder *trace.Recorder
 	Metrics  prometheus.Gatherer
 	Checks   []Check
 	// Alive fails when the process should be restarted; nil means always alive.
-	Alive   func() error
+	Alive func() error
+	// Tracing makes the spans of fetches; nil means none.
+	Tracing oteltrace.TracerProvider
 	Version string
 	Log     *slog.Logger
 }
 
-type server struct{ Deps }
+type server struct {
+	Deps
+	tracer oteltrace.Tracer
+}
 
 var useProblems sync.Once // huma's error constructor is a variable of its package
 
@@ -52,7 +61,10 @@ func New(d Deps) http.Handler {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	s := &server{d}
+	if d.Tracing == nil {
+		d.Tracing = noop.NewTracerProvider()
+	}
+	s := &server{Deps: d, tracer: d.Tracing.Tracer(tracerName)}
 	mux := http.NewServeMux()
 	config := huma.DefaultConfig("Runbus", d.Version)
 	config.Info.Description = "Dispatch data fetches to runners inside private networks. Every call below /api needs `Authorization: Bearer rst1.…`."
@@ -107,6 +119,9 @@ func (s *statusOnly) WriteHeader(status int)      { s.status = status }
 // operations registers every operation with its errors and its place in the OpenAPI document.
 func (s *server) operations(api huma.API) {
 	register(api, http.MethodPost, "/api/fetches", "runFetch", "Run a fetch on a runner and stream its result", "fetches", s.runFetch, streamDocs)
+	register(api, http.MethodGet, "/api/fetches", "listFetches", "Timelines of the last day's fetches: those that run, then the ended ones, the newest end first", "fetches", s.listTimelines)
+	register(api, http.MethodGet, "/api/fetches/{dispatchId}", "getFetch", "Timeline of one fetch, with the hop on which it stopped", "fetches", s.getTimeline)
+	register(api, http.MethodGet, "/api/fetches/{dispatchId}/events", "followFetch", "Follow a fetch: its steps and progress as server-sent events", "fetches", s.fetchEvents, eventsDocs)
 	register(api, http.MethodGet, "/api/fetches/running", "listRunningFetches", "Fetches that run on this replica", "fetches", s.listRunning)
 	register(api, http.MethodDelete, "/api/fetches/{dispatchId}", "cancelFetch", "Cancel a running fetch", "fetches", s.cancelFetch)
 	register(api, http.MethodGet, "/api/runners", "listRunners", "Runners of the tenant", "runners", s.listRunners)

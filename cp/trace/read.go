@@ -147,7 +147,7 @@ func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timel
 		if json.Unmarshal(m.Body, &b) != nil || b.Replica == r.d.Replica {
 			continue
 		}
-		ends, err := r.endsBehind(ctx, tenant, b.Replica, m)
+		ends, err := r.endsBehind(ctx, tenant, m)
 		if err != nil {
 			return nil, err
 		}
@@ -163,9 +163,9 @@ func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timel
 	return all, nil
 }
 
-// endsBehind are the ends that a replica stored since m told what runs there: it stores ends first, and tells what runs at least
-// every refreshEvery.
-func (r *Recorder) endsBehind(ctx context.Context, tenant, replica string, m jetstream.TraceMessage) (map[string]Timeline, error) {
+// endsBehind are the ends that were stored since a replica told in m what runs there: it stores ends first, and tells what runs at
+// least every refreshEvery.
+func (r *Recorder) endsBehind(ctx context.Context, tenant string, m jetstream.TraceMessage) (map[string]Timeline, error) {
 	ends := make(map[string]Timeline)
 	for seq := m.Seq + 1; ; {
 		e, err := r.d.Store.NextTrace(ctx, tenant, jetstream.TraceEnded, seq)
@@ -176,9 +176,7 @@ func (r *Recorder) endsBehind(ctx context.Context, tenant, replica string, m jet
 			return nil, err
 		}
 		for _, t := range decode(e) {
-			if t.Replica == replica {
-				ends[t.DispatchID] = t
-			}
+			ends[t.DispatchID] = t
 		}
 		seq = e.Seq + 1
 	}
