@@ -1,10 +1,8 @@
 package audit
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"fmt"
 	"strconv"
 
@@ -44,23 +42,29 @@ type chain struct {
 
 // encode is the stored form of the batch that comes next.
 func (c chain) encode(writer string, events [][]byte) ([]byte, error) {
-	raw := make([]json.RawMessage, len(events))
-	for i, e := range events {
-		raw[i] = e
+	size := batchOverhead
+	for _, e := range events {
+		size += len(e) + 1
 	}
-	var body bytes.Buffer
-	out := json.NewEncoder(&body)
-	out.SetEscapeHTML(false) // it would make events longer than they were counted
+	body := make([]byte, 0, size)
 	// protobuf JSON, in which a uint64 is text.
-	if err := out.Encode(struct {
-		Number   string            `json:"number"`
-		Previous string            `json:"previous,omitempty"`
-		Writer   string            `json:"writer"`
-		Events   []json.RawMessage `json:"events"`
-	}{strconv.FormatUint(c.number+1, 10), c.sum, writer, raw}); err != nil {
+	body = strconv.AppendUint(append(body, `{"number":"`...), c.number+1, 10)
+	body = append(body, '"')
+	if c.sum != "" {
+		body = append(append(append(body, `,"previous":"`...), c.sum...), '"')
+	}
+	body, err := appendText(append(body, `,"writer":`...), writer)
+	if err != nil {
 		return nil, fmt.Errorf("encode an audit batch: %w", err)
 	}
-	return bytes.TrimSuffix(body.Bytes(), []byte("\n")), nil
+	body = append(body, `,"events":[`...)
+	for i, e := range events {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, e...)
+	}
+	return append(body, ']', '}'), nil
 }
 
 // next verifies that body, stored as message seq, is the batch that comes next, and moves the chain behind it. It returns

@@ -27,6 +27,9 @@ const (
 	maxNoteBytes = 8 << 20
 	maxRecords   = 16384
 
+	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
+	noteWait = 20 * time.Millisecond
+
 	retryFirst = 50 * time.Millisecond
 	retryMost  = 2 * time.Second
 )
@@ -45,6 +48,7 @@ type Log struct {
 	pending   []*entry
 	notes     int // of pending
 	noteBytes int
+	noteSince time.Time // the oldest note is about as old
 	records   int
 	dropped   uint64 // notes, not yet told by an event
 	closed    bool
@@ -126,10 +130,14 @@ func (l *Log) Note(e *runbusv1.AuditEvent) {
 	if err != nil || full {
 		l.dropped++
 	} else {
+		if l.notes == 0 {
+			l.noteSince = time.Now()
+		}
 		l.notes++
 		l.noteBytes += len(body)
 		l.pending = append(l.pending, &entry{body: body})
 	}
+	tell := l.notes == 1 || l.notes == maxBatchEvents || l.dropped > 0
 	l.mu.Unlock()
 	switch {
 	case err != nil:
@@ -137,7 +145,9 @@ func (l *Log) Note(e *runbusv1.AuditEvent) {
 	case full && first:
 		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(e.GetAction()))
 	}
-	l.signal()
+	if tell {
+		l.signal()
+	}
 }
 
 func (l *Log) signal() {
@@ -164,21 +174,40 @@ func (l *Log) Run(ctx context.Context) error {
 		case <-work.Done():
 		}
 	})()
-	for {
-		for batch := l.take(); len(batch) > 0; batch = l.take() {
+	for l.await(ctx) {
+		if batch := l.take(); len(batch) > 0 {
 			l.commit(work, batch)
+		}
+	}
+	return nil
+}
+
+// await returns true when something is to be written now, and false when ctx has ended and nothing is left.
+func (l *Log) await(ctx context.Context) bool {
+	timer := time.NewTimer(noteWait)
+	defer timer.Stop()
+	for {
+		l.mu.Lock()
+		l.closed = l.closed || ctx.Err() != nil
+		closed, empty := l.closed, len(l.pending) == 0
+		waited := time.Since(l.noteSince)
+		now := l.records > 0 || l.notes >= maxBatchEvents || l.notes > 0 && waited >= noteWait || empty && l.dropped > 0
+		l.mu.Unlock()
+		switch {
+		case now || closed && !empty:
+			return true
+		case closed:
+			return false
+		}
+		var over <-chan time.Time
+		if !empty {
+			timer.Reset(noteWait - waited)
+			over = timer.C
 		}
 		select {
 		case <-l.wake:
-			continue
+		case <-over:
 		case <-ctx.Done():
-		}
-		l.mu.Lock()
-		l.closed = true
-		empty := len(l.pending) == 0
-		l.mu.Unlock()
-		if empty {
-			return nil
 		}
 	}
 }
@@ -221,6 +250,7 @@ func (l *Log) take() []*entry {
 	if l.pending = l.pending[taken:]; len(l.pending) == 0 {
 		l.pending = nil
 	}
+	l.noteSince = time.Now()
 	return batch
 }
 
