@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime/pprof"
 	"strconv"
 	"strings"
@@ -36,14 +37,15 @@ type child struct {
 	out *bufio.Reader
 }
 
-func startChild(p *plane) (*child, error) {
+func startChild(p *plane, dir, journal string) (*child, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
 	c := &child{cmd: exec.Command(exe, runnerRole)}
 	c.cmd.Env = append(os.Environ(), "RUNNER_ENROLL_ADDR="+p.server.Addr(), "RUNNER_ENROLL_TOKEN="+p.token, "RUNNER_ENROLL_CA="+p.caFile,
-		"RUNNER_ID="+runnerID, "RUNNER_CONCURRENCY=1024", "BENCH_TWIN="+p.grpc.addr)
+		"RUNNER_ID="+runnerID, "RUNNER_CONCURRENCY=1024", "RUNNER_JOURNAL="+journal,
+		"CORE_RUNNER_STATE_DIR="+filepath.Join(dir, "runner"), "BENCH_TWIN="+p.grpc.addr)
 	c.cmd.Stderr = os.Stderr
 	if c.in, err = c.cmd.StdinPipe(); err != nil {
 		return nil, err

@@ -32,6 +32,7 @@ type settings struct {
 	paths   []string
 	scale   int
 	profile string
+	journal string
 }
 
 func main() {
@@ -45,6 +46,7 @@ func main() {
 	flag.DurationVar(&s.span, "span", time.Second, "length of one repetition")
 	flag.DurationVar(&s.warm, "warm", 300*time.Millisecond, "run before the clock in each repetition")
 	flag.IntVar(&s.scale, "scale", 5000, "runners that are registered for the comparison with one; 0 leaves it out")
+	flag.StringVar(&s.journal, "journal", "off", "the runner's own journal: on or off")
 	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of both processes, one a path and level")
 	flag.Parse()
 	s.paths = strings.Split(*paths, ",")
@@ -82,7 +84,7 @@ func run(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	child, err := startChild(p)
+	child, err := startChild(p, dir, s.journal)
 	if err != nil {
 		return err
 	}
@@ -97,8 +99,8 @@ func run(ctx context.Context, s settings) (err error) {
 	if err := child.resultSize(sizes.result); err != nil {
 		return err
 	}
-	fmt.Printf("assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes, %s a repetition, %d repetitions\n\n",
-		sizes.assignment, sizes.result, s.span, s.repeat)
+	fmt.Printf("assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes, %s a repetition, %d repetitions, the runner's journal %s\n\n",
+		sizes.assignment, sizes.result, s.span, s.repeat, s.journal)
 	all := map[string]path{}
 	for _, name := range s.paths {
 		switch name {
