@@ -40,7 +40,7 @@ service-account token (a key that an ORG_ADMIN mints with "runink key create NAM
 		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status
 		OnUsageError:    usage,
 		Action:          unknown,
-		Commands: []*cli.Command{serveCommand(), policyCommand(), journalCommand(), {
+		Commands: []*cli.Command{serveCommand(), doctorCommand(), policyCommand(), journalCommand(), {
 			Name: "version", Usage: "print the version", Action: func(c *cli.Context) error {
 				_, err := fmt.Fprintln(c.App.Writer, runner.BuildVersion())
 				return err
