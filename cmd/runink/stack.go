@@ -94,6 +94,7 @@ func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(s.endpoint.NATS, "tls://"), "RUNNER_ENROLL_TOKEN_FILE": key,
 		"RUNNER_ENROLL_CA": s.endpoint.CA, "RUNNER_ID": cfg.runnerID, "RUNNER_NAME": cfg.runnerID,
 		"RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)), "RUNNER_DRAIN_GRACE": drainGrace.String(),
+		"CORE_RUNNER_STATE_DIR": filepath.Join(s.endpoint.DataDir, "runner"), // its journal: the default is the host's own runner's
 	}, cfg.logs, &s.enrolled)
 	if err != nil {
 		return err

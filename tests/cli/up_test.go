@@ -70,6 +70,9 @@ func TestUpAgain(t *testing.T) {
 		t.Errorf("the runner's key is another one: %s, was %s", again, public)
 	}
 	wantFetch(t, second)
+	if _, err := os.Stat(filepath.Join(dir, "runner", "journal")); err != nil {
+		t.Errorf("the runner of up keeps its journal elsewhere: %v", err)
+	}
 	// Its key revoked: the runner is cut, the control plane goes on, and the next start has a key that works.
 	if r := second.runink(t, "key", "revoke", "sa-local"); r.status != 0 {
 		t.Fatal(r)
