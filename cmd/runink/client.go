@@ -156,8 +156,15 @@ func (c *client) unreachable(ctx context.Context, err error) error {
 	if errors.As(err, &op) {
 		err = op.Err
 	}
-	return schemas.Wrap(schemas.CodeFailed, err, "the control plane at "+c.base.Host+" can't be reached").
-		WithHint("is it running? `runink up` starts a local one")
+	hint := "is it running? `runink up` starts a local one"
+	switch text := err.Error(); {
+	case strings.Contains(text, "HTTP response to HTTPS client"):
+		hint = "it serves plain HTTP: make it http:// (`runink context add`, RUNINK_URL)"
+	case strings.Contains(text, "malformed HTTP"): // the bus says INFO
+		return schemas.Errorf(schemas.CodeFailed, "what listens at %s speaks no HTTP", c.base.Host).
+			WithHint("that may be the port of the bus; the API has one of its own (RUNBUS_HTTP)")
+	}
+	return schemas.Wrap(schemas.CodeFailed, err, "the control plane at "+c.base.Host+" can't be reached").WithHint(hint)
 }
 
 // problem turns an answer that is not a success into its error.
@@ -179,7 +186,11 @@ func problem(resp *http.Response) error {
 		} `json:"errors"`
 	}
 	if err := json.Unmarshal(b, &p); err != nil || p.Code == "" {
-		return schemas.Errorf(schemas.CodeFailed, "the server answered %s", resp.Status).WithHint("is this the URL of a control plane?")
+		hint := "is this the URL of a control plane?"
+		if bytes.Contains(b, []byte("HTTP request to an HTTPS server")) {
+			hint = "it serves HTTPS: make it https:// (`runink context add`, RUNINK_URL)"
+		}
+		return schemas.Errorf(schemas.CodeFailed, "the server answered %s", resp.Status).WithHint(hint)
 	}
 	texts := []string{p.Detail}
 	for _, e := range p.Errors {

@@ -154,7 +154,10 @@ func namedContext(name string) (endpoint, error) {
 		name = all.Current
 	}
 	if name == "" {
-		return endpoint{}, usageHint("start one with `runink up`, or set RUNINK_URL and RUNINK_TOKEN", "no server is known yet")
+		if known := slices.Sorted(maps.Keys(all.Contexts)); len(known) > 0 {
+			return endpoint{}, usageHint("runink context use "+known[0], "no context is the current one: there are %s", strings.Join(known, ", "))
+		}
+		return endpoint{}, usageHint("start one with `runink up`, or name one with `runink context add` or RUNINK_URL and RUNINK_TOKEN", "no server is known yet")
 	}
 	s, ok := all.Contexts[name]
 	if !ok {
@@ -163,14 +166,12 @@ func namedContext(name string) (endpoint, error) {
 	return s, nil
 }
 
-// operatorServer is chosen with the operator's token from the data folder of a local stack, unless RUNINK_TOKEN names one.
+// operatorServer is chosen with the operator's token: the one from the data folder of a local stack, unless RUNINK_TOKEN or the context
+// holds it.
 func operatorServer(c *cli.Context) (endpoint, error) {
 	s, err := chosen(c)
-	if err != nil || os.Getenv("RUNINK_TOKEN") != "" {
-		return s, err
-	}
-	if s.DataDir == "" {
-		return s, usageHint("set RUNINK_TOKEN to it", "this needs the platform operator's token, operator.token in the control plane's data folder")
+	if err != nil || os.Getenv("RUNINK_TOKEN") != "" || s.DataDir == "" {
+		return s, err // whoever is not the operator is told so by the server
 	}
 	b, err := os.ReadFile(filepath.Join(s.DataDir, "operator.token"))
 	if err != nil {

@@ -43,6 +43,8 @@ func onUsage(c *cli.Context, err error, _ bool) error {
 	text := err.Error()
 	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
 		text = help + " has no flag --" + strings.TrimPrefix(name, "-")
+	} else if strings.HasSuffix(text, "for flag -timeout: parse error") {
+		return usageHint("a time has a unit, such as 90s or 5m", "%s", strings.Replace(text, "flag -", "flag --", 1))
 	}
 	return usageHint(help+" --help", "%s", text)
 }

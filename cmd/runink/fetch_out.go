@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -80,6 +81,10 @@ func (o *output) openFile(name string) (err error) {
 	}
 	o.file, err = os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*.part")
 	o.target = name
+	var failed *fs.PathError
+	if errors.As(err, &failed) { // its path is of the file beside name
+		return fmt.Errorf("a file in %s: %w", filepath.Dir(name), failed.Err)
+	}
 	return err
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -24,6 +25,8 @@ func natsCommand() *cli.Command {
 	write := remote("context", "write contexts for the stock nats CLI: runbus-ops (reads the bus) and runbus-sys (reads the servers)", "", []cli.Flag{
 		&cli.StringFlag{Name: "dir", Usage: "`DIR` of the nats CLI's contexts (default: nats/context in the user's config folder)"},
 		&cli.StringFlag{Name: "prefix", Value: "runbus", Usage: "begins the names"},
+		&cli.StringFlag{Name: "data-dir", Usage: "`DIR` of a control plane that `face` runs (RUNBUS_DATA_DIR); without it, the current context's"},
+		&cli.StringFlag{Name: "server", Usage: "`URL` of its bus, with --data-dir", Value: "tls://" + cp.DefaultNATS},
 	}, natsContexts)
 	write.Description = "The credentials stay in the control plane's data folder (0600); the contexts hold their paths. Both can look and change\nnothing."
 	return group("nats", "the stock nats CLI", write)
@@ -33,12 +36,9 @@ func natsContexts(c *cli.Context) error {
 	if err := noArgs(c); err != nil {
 		return err
 	}
-	s, err := chosen(c)
+	s, err := opsServer(c)
 	if err != nil {
 		return err
-	}
-	if s.DataDir == "" || s.NATS == "" {
-		return usagef("the context has no data folder: run this where the control plane runs, with the context that `runink up` wrote")
 	}
 	dir := c.String("dir")
 	if dir == "" {
@@ -80,6 +80,34 @@ func natsContexts(c *cli.Context) error {
 		out = append(out, written{w.name, file, w.use})
 	}
 	return show(c, out, []string{"CONTEXT", "TRY"}, func(w written) []any { return []any{w.Name, w.Use} })
+}
+
+// opsServer is where the bus is and its credentials are: in the data folder that --data-dir names, else in the one of `runink up`.
+func opsServer(c *cli.Context) (endpoint, error) {
+	if name := c.String("data-dir"); name != "" {
+		dir, err := filepath.Abs(name)
+		if err != nil {
+			return endpoint{}, err
+		}
+		s := endpoint{DataDir: dir, NATS: c.String("server")}
+		if ca := filepath.Join(dir, "tls", "ca.pem"); fileExists(ca) {
+			s.NATSCA = ca
+		}
+		return s, nil
+	}
+	if c.IsSet("server") {
+		return endpoint{}, usageHint("add --data-dir, or leave it away", "--server goes with --data-dir")
+	}
+	s, err := chosen(c)
+	if err == nil && (s.DataDir == "" || s.NATS == "") {
+		err = usageHint("run this on the control plane's host, with --data-dir DIR (and --server)", "the context has no data folder, where the credentials of ops are")
+	}
+	return s, err
+}
+
+func fileExists(name string) bool {
+	_, err := os.Stat(name)
+	return err == nil
 }
 
 // natsConfigDir is where the nats CLI looks: XDG_CONFIG_HOME, else .config in the home folder that the user's account has (not

@@ -86,12 +86,23 @@ func TestContextFile(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o600 {
 		t.Fatalf("%v %v", info, err)
 	}
+	if r := run(t, bin.Runink, env, "nats", "context"); r.status != 2 || !strings.Contains(r.stderr, "--data-dir") {
+		t.Errorf("ops' credentials without a data folder: %+v", r)
+	}
 	list := run(t, bin.Runink, env, "context", "list", "--json")
 	var rows []struct{ Name, URL string }
 	if err := json.Unmarshal([]byte(list.stdout), &rows); err != nil || len(rows) != 1 || rows[0].Name != "far" || strings.Contains(list.stdout, session) {
 		t.Errorf("%s %v", list.stdout, err)
 	}
 	if r := run(t, bin.Runink, env, "runner", "list"); r.status != 1 || !strings.Contains(r.stderr, "can't be reached") {
+		t.Error(r)
+	}
+	for _, args := range [][]string{{"add", "--url", "http://127.0.0.1:1", "--token-file", token, "near"}, {"use", "near"}, {"remove", "near"}} {
+		if r := run(t, bin.Runink, env, append([]string{"context"}, args...)...); r.status != 0 {
+			t.Fatal(r)
+		}
+	}
+	if r := run(t, bin.Runink, env, "runner", "list"); r.status != 2 || !strings.Contains(r.stderr, "runink context use far") {
 		t.Error(r)
 	}
 	if err := os.Chmod(file, 0o640); err != nil {
@@ -175,5 +186,33 @@ func TestRunnersMistakes(t *testing.T) {
 				t.Errorf("%s %s: %+v", filepath.Base(path), flag, r)
 			}
 		}
+	}
+}
+
+// A control plane that `runink up` did not start: its operator has a context, and the nats CLI gets its credentials from the data folder.
+func TestContextsOfFace(t *testing.T) {
+	p := startUp(t, t.TempDir(), filepath.Join(t.TempDir(), "data"), "--no-runner")
+	env := map[string]string{"HOME": t.TempDir()}
+	for name, file := range map[string]string{"op": "operator.token", "admin": "local-admin.token"} {
+		if r := run(t, p.bin.Runink, env, "context", "add", "--url", p.HTTP, "--token-file", filepath.Join(p.DataDir, file), name); r.status != 0 {
+			t.Fatal(r)
+		}
+	}
+	if r := run(t, p.bin.Runink, env, "--context", "op", "tenant", "create", "--save-context", "acme", "acme"); r.status != 0 {
+		t.Error(r)
+	}
+	if r := run(t, p.bin.Runink, env, "--context", "acme", "runner", "list"); r.status != 0 {
+		t.Error(r)
+	}
+	if r := run(t, p.bin.Runink, env, "--context", "admin", "tenant", "list"); r.status != 3 || !strings.Contains(r.stderr, "only the platform's operator") {
+		t.Error(r)
+	}
+	dir := t.TempDir()
+	if r := run(t, p.bin.Runink, env, "nats", "context", "--dir", dir, "--data-dir", p.DataDir, "--server", p.NATS); r.status != 0 {
+		t.Fatal(r)
+	}
+	b, err := os.ReadFile(filepath.Join(dir, "runbus-ops.json"))
+	if err != nil || !strings.Contains(string(b), p.NATS) || !strings.Contains(string(b), filepath.Join(p.DataDir, "ops.nk")) {
+		t.Errorf("%s %v", b, err)
 	}
 }
