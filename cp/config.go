@@ -127,7 +127,7 @@ func (c *Config) prepare() error {
 	}
 	if !c.HTTPTLS && !c.BehindProxy && !loopback(c.HTTP) {
 		return schemas.Errorf(schemas.CodeInvalid, "HTTP on %s is reachable from outside and would be in the clear", c.HTTP).
-			WithHint("serve it with TLS (--http-tls), or say that a proxy with TLS stands in front (--behind-proxy)")
+			WithHint("serve it with TLS (RUNBUS_HTTP_TLS=true), or say that a proxy with TLS stands in front (RUNBUS_BEHIND_PROXY=true); `runink up` stays on loopback")
 	}
 	if c.PlaintextNATS && !loopback(c.NATS) {
 		c.Log.Warn("NATS is in the clear beyond loopback, as configured", "listen", c.NATS)

@@ -128,7 +128,7 @@ func (c *ControlPlane) openData(context.Context, context.Context) (err error) {
 func (c *ControlPlane) listen(ctx context.Context, _ context.Context) (err error) {
 	if c.listener, err = new(net.ListenConfig).Listen(ctx, "tcp", c.cfg.HTTP); err != nil {
 		return schemas.Errorf(schemas.CodeConflict, "the HTTP address %s can't be used: %w", c.cfg.HTTP, listenReason(err)).
-			WithHint("choose another one with --http, or stop what listens there")
+			WithHint("choose another one with RUNBUS_HTTP (`runink up`: --http), or stop what listens there")
 	}
 	c.onClose(func() { _ = c.listener.Close() })
 	return nil

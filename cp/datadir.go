@@ -38,7 +38,7 @@ func openDataDir(path string) (*dataDir, error) {
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the data folder %s can't be made: %w", path, reason(err)).
-			WithHint("choose another one with --data-dir, or make it for this user")
+			WithHint("choose another one with RUNBUS_DATA_DIR (`runink up`: --data-dir), or make it for this user")
 	}
 	info, err := os.Stat(path)
 	if err != nil {
@@ -51,13 +51,13 @@ func openDataDir(path string) (*dataDir, error) {
 	lock, err := os.OpenFile(filepath.Join(path, fileLock), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the data folder %s can't be written: %w", path, reason(err)).
-			WithHint("choose another one with --data-dir, or give it to this user")
+			WithHint("choose another one with RUNBUS_DATA_DIR (`runink up`: --data-dir), or give it to this user")
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = lock.Close()
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			return nil, schemas.Errorf(schemas.CodeConflict, "the data folder %s is in use by another control plane", path).
-				WithHint("stop it first, or choose another folder with --data-dir")
+				WithHint("stop it first, or choose another folder with RUNBUS_DATA_DIR (`runink up`: --data-dir)")
 		}
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

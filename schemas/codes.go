@@ -190,7 +190,7 @@ func ErrHelloFirst() *Error {
 
 // ErrTokenMissing stops a runner that has an address to enrol at and no token (SPEC E3).
 func ErrTokenMissing() *Error {
-	return &Error{Code: CodeInvalid, Message: "❌ RUNNER_ENROLL_ADDR is set but RUNNER_ENROLL_TOKEN is empty — a runner enrols with a service-account token issued by IdentityService.GenerateServiceAccountKey; there is no anonymous enrolment"}
+	return &Error{Code: CodeInvalid, Message: "❌ RUNNER_ENROLL_ADDR is set but RUNNER_ENROLL_TOKEN is empty — a runner enrols with a service-account token issued by IdentityService.GenerateServiceAccountKey; there is no anonymous enrolment", Hint: "an admin mints one with `runink key create NAME`; RUNNER_ENROLL_TOKEN_FILE can name a 0600 file with it"}
 }
 
 // RoleControlPlaneText is what a control plane logs at start (SPEC E2).

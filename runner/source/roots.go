@@ -356,5 +356,9 @@ func fileError(op, name string, err error) error {
 	if strings.Contains(reason.Error(), "escapes from parent") {
 		return schemas.Errorf(schemas.CodeForbidden, "%q leads out of the folders this runner may read, through a symbolic link", clip(name, 200))
 	}
-	return schemas.Errorf(schemas.CodeSource, "%s %s: %w", op, clip(name, 200), reason)
+	failure := schemas.Errorf(schemas.CodeSource, "%s %s: %w", op, clip(name, 200), reason)
+	if errors.Is(reason, fs.ErrNotExist) {
+		return failure.WithHint("the path is one of the runner's host; a relative one begins in a folder of its RUNNER_FILE_ROOTS")
+	}
+	return failure
 }
