@@ -116,18 +116,21 @@ func (p *patient) probe(ctx context.Context) finding {
 	}
 	p.answer = new(runbusv1.EnrollmentAccepted)
 	sent, began := p.d.o.Now(), time.Now()
-	err := p.Request(ctx, schemas.HelloSubject(p.ref), h, p.answer)
+	done := make(chan error, 1)
+	go func() { done <- p.Request(ctx, schemas.HelloSubject(p.ref), h, p.answer) }()
+	var err error
+	select {
+	case err = <-done:
+	case err = <-p.refused: // no answer will come
+		cancel()
+		<-done
+	}
 	p.took = time.Since(began)
 	p.answered = sent.Add(p.took / 2)
 	if errors.Is(err, bus.ErrNoResponders) {
 		return fail("connected, and no control plane answers hellos there", "is a control plane running on that bus, and is its /readyz ready?")
 	}
 	if err != nil {
-		select {
-		case why := <-p.refused:
-			err = why
-		default:
-		}
 		return fail("connected, and the question whether the runner may enrol was not answered: "+err.Error(), "is the control plane's /readyz ready? Look at its log")
 	}
 	if detail := p.answer.GetError(); detail != nil {
@@ -154,7 +157,7 @@ func (c *credential) describe() string {
 // clock compares this host's clock with the control plane's.
 func (p *patient) clock() finding {
 	skew := p.answered.Sub(p.answer.GetServerTime().AsTime())
-	saw := fmt.Sprintf("this host's clock is %s %s the control plane's (give or take %s)", skew.Abs().Round(time.Millisecond),
+	saw := fmt.Sprintf("this host's clock is %s %s the control plane's (give or take %s)", skew.Abs().Round(10*time.Millisecond),
 		map[bool]string{true: "behind", false: "ahead of"}[skew < 0], (p.took / 2).Round(time.Millisecond))
 	const todo = "set the clock, and keep it by NTP (timedatectl set-ntp true)"
 	switch {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 
 	chain "github.com/org-runink/runbus/runner/journal"
 	"github.com/org-runink/runbus/runner/policy"
@@ -65,7 +66,7 @@ func (d *doctor) journal() finding {
 		return good("none is kept (RUNNER_JOURNAL=off)")
 	}
 	dir := JournalDir(d.cfg.StateDir)
-	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Stat(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		return good("%s has no records yet", dir)
 	}
 	report, err := chain.Verify(dir, chain.VerifyOptions{})
