@@ -179,10 +179,9 @@ func (d *doctor) configuration() finding {
 	if err := d.runnerID(); err != nil {
 		return bad(err)
 	}
-	switch {
-	case d.cfg.Token == "":
+	if d.cfg.Token == "" {
 		d.noCred = schemas.ErrTokenMissing()
-	default:
+	} else {
 		d.cred, d.noCred = parseCredential(d.cfg.Token)
 	}
 	return good("%d address(es), runner id %q (%s)", len(d.urls), d.id, d.idFrom)

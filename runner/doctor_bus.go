@@ -116,14 +116,18 @@ func (p *patient) probe(ctx context.Context) finding {
 	}
 	p.answer = new(runbusv1.EnrollmentAccepted)
 	sent, began := p.d.o.Now(), time.Now()
-	done := make(chan error, 1)
-	go func() { done <- p.Request(ctx, schemas.HelloSubject(p.ref), h, p.answer) }()
 	var err error
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		err = p.Request(ctx, schemas.HelloSubject(p.ref), h, p.answer)
+	}()
 	select {
-	case err = <-done:
-	case err = <-p.refused: // no answer will come
+	case <-done:
+	case why := <-p.refused: // no answer will come
 		cancel()
 		<-done
+		err = why
 	}
 	p.took = time.Since(began)
 	p.answered = sent.Add(p.took / 2)

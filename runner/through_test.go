@@ -81,7 +81,7 @@ func TestThroughAProxy(t *testing.T) {
 				t.Errorf("the proxy was asked for %v, want only %s", asked, c.asks)
 			}
 			p.Drain()
-			p.exit(ExitOK)
+			_ = p.exit(ExitOK)
 			receive(t, cp.goodbyes, "goodbye")
 			if strings.Contains(p.log.text(), "hunter2") {
 				t.Error("the proxy's password is in the log")
@@ -113,7 +113,7 @@ func TestWhyAProxyDoesNotLetThrough(t *testing.T) {
 				}
 			}
 			p.Drain()
-			p.exit(ExitOK)
+			_ = p.exit(ExitOK)
 			if strings.Contains(p.log.text(), "hunter2") {
 				t.Error("the proxy's password is in the log")
 			}
@@ -130,7 +130,7 @@ func TestIPv6Only(t *testing.T) {
 			}
 			p := cp.start(t, func(c *Config) { c.Addrs = []string{addr} }, playing(newGate().fetch))
 			p.Drain()
-			p.exit(ExitOK)
+			_ = p.exit(ExitOK)
 			receive(t, cp.goodbyes, "goodbye")
 		})
 	}
@@ -174,14 +174,14 @@ func TestASilentPeer(t *testing.T) {
 				t.Errorf("the log says %q", line)
 			}
 			p.Drain()
-			p.exit(ExitOK)
+			_ = p.exit(ExitOK)
 		})
 		t.Run(scheme+", drained at once", func(t *testing.T) {
 			addr := scheme + "://" + silent(t)
 			p := cp.run(t, func(c *Config) { c.Addrs = []string{addr} }, func(a *Agent) { a.waits.connect = time.Hour })
 			p.log.await(t, "Outbound runner enrolment enabled")
 			p.Drain()
-			p.exit(ExitOK)
+			_ = p.exit(ExitOK)
 		})
 	}
 	t.Run("cancelled", func(t *testing.T) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -54,7 +55,7 @@ func diagnose(c *cli.Context) error {
 	}
 	d := diagnosis(ctx, c.String("state-dir"), o)
 	if ctx.Err() != nil {
-		return fmt.Errorf("interrupted")
+		return errors.New("interrupted")
 	}
 	if c.Bool("json") {
 		if err := printJSON(c, d); err != nil {
