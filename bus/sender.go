@@ -27,6 +27,7 @@ type Sender struct {
 	mu       sync.Mutex
 	out      *outbox
 	bundles  bool          // the replica reads RunnerWorkFrames
+	trace    Trace         // on what is sent but plain chunks and progress
 	err      error         // why nothing can be sent any more
 	changed  chan struct{} // closed at the next credit; nil when nobody waits for it
 	silent   bool          // orphaned is closed
@@ -39,6 +40,13 @@ func (s *Sender) Bundle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bundles = true
+}
+
+// Trace has the answers of the dispatch carry a trace context: messages with the acceptance or the result, but no plain chunk.
+func (s *Sender) Trace(t Trace) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.trace = t.clamped()
 }
 
 // Send takes f over: it gives it dispatch, session and the next number, and keeps its encoded form until the replica has
@@ -224,6 +232,7 @@ func (s *Sender) publish(most int) (more bool) {
 		var few [8]*nats.Msg
 		s.mu.Lock()
 		frames, seq, epoch := s.next(few[:0])
+		trace := s.trace
 		s.mu.Unlock()
 		if len(frames) == 0 {
 			return false
@@ -232,7 +241,7 @@ func (s *Sender) publish(most int) (more bool) {
 		if len(frames) > 1 {
 			msg = bundle(s.ctl, s.data, frames)
 		}
-		if err := s.all.conn.publish(msg); err != nil {
+		if err := s.all.conn.publish(trace.onAnswer(msg)); err != nil {
 			s.mu.Lock()
 			s.out.failed(seq, epoch)
 			s.mu.Unlock()

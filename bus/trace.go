@@ -1,6 +1,8 @@
 package bus
 
 import (
+	"maps"
+
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 )
@@ -46,6 +48,21 @@ func (t Trace) put(msg *nats.Msg) {
 	if t.State != "" {
 		msg.Header[HeaderTracestate] = []string{t.State}
 	}
+}
+
+// onAnswer is msg of a result stream with t in its headers; msg itself, whose headers are shared, where none belongs on it.
+func (t Trace) onAnswer(msg *nats.Msg) *nats.Msg {
+	if t.Parent == "" {
+		return msg
+	}
+	switch TypeOf(msg) {
+	case "RunnerWorkChunk", "RunnerWorkProgress":
+		return msg
+	}
+	traced := &nats.Msg{Subject: msg.Subject, Reply: msg.Reply, Data: msg.Data, Header: make(nats.Header, len(msg.Header)+2)}
+	maps.Copy(traced.Header, msg.Header)
+	t.put(traced)
+	return traced
 }
 
 // PublishTraced is PublishWithReply with a trace context.

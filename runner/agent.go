@@ -16,6 +16,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/org-runink/runbus/bus"
@@ -56,6 +58,7 @@ type Agent struct {
 	retry   func(attempt int) time.Duration
 	log     *slog.Logger
 
+	tracer  trace.Tracer
 	conn    *bus.Conn
 	link    atomic.Pointer[link]
 	senders *bus.Senders // made at the first session
@@ -117,6 +120,10 @@ func New(cfg Config) (*Agent, error) {
 		drainNow: make(chan struct{}),
 		abortNow: make(chan struct{}),
 	}
+	if cfg.Tracing == nil {
+		cfg.Tracing = noop.NewTracerProvider()
+	}
+	a.tracer = cfg.Tracing.Tracer(tracerName)
 	a.works = newWorks(a)
 	return a, nil
 }

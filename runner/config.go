@@ -16,6 +16,8 @@ import (
 	"unicode"
 	"unicode/utf8"
 
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/runner/tunnel"
@@ -71,6 +73,8 @@ type Config struct {
 	OnEnrolled func(Enrolled)
 	// Connectors finds the connector of a source kind. Nil means all.Find: those that ship. A measurement brings its own.
 	Connectors func(kind string) (source.Connector, error)
+	// Tracing makes the spans of works. Nil: none are made.
+	Tracing trace.TracerProvider
 	// Log is where the runner logs. Nil means slog.Default.
 	Log *slog.Logger
 }

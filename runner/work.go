@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -36,13 +37,14 @@ type work struct {
 	sender  *bus.Sender
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
+	span    trace.Span
 	log     *slog.Logger
 
 	// Guarded by works.mu: ended, and its replica is silent; acknowledged, or given up.
 	orphaned, delivered bool
 }
 
-func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work {
+func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, log *slog.Logger) *work {
 	w := &work{
 		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, log: log,
 		sealed: make(chan *runbusv1.SealedCredential, 1),
@@ -51,7 +53,10 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, log *slog.Logger) *work
 	if m.GetBundles() && !m.GetCredentialsFollow() { // for `accepted` the control plane waits with the credentials
 		w.sender.Bundle()
 	}
-	w.ctx, w.stop = context.WithCancelCause(context.Background())
+	ctx, span, answers := a.startSpan(context.Background(), m, from)
+	w.span = span
+	w.sender.Trace(answers)
+	w.ctx, w.stop = context.WithCancelCause(ctx)
 	return w
 }
 
@@ -80,6 +85,7 @@ func errProcessEnds() *schemas.Error {
 // refuse is the answer to an assignment that got no slot. Nothing was touched.
 func (w *work) refuse(reason error) *runbusv1.RunnerWorkResult {
 	w.stop(nil)
+	endSpan(w.span, 0, 0, reason)
 	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}}
 }
 
@@ -104,6 +110,7 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 		response, err = w.recorded(stream)
 	}
 	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: stream.sum()}
+	defer func() { endSpan(w.span, response.GetRows(), response.GetBytes(), err) }()
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
@@ -139,9 +146,11 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	w.log.Info("work started", "source", connector.Kind())
 	env := w.agent.env
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
-	err = connector.Fetch(w.ctx, env, source.Request{
+	ctx, span := w.startSource(connector.Kind())
+	err = connector.Fetch(ctx, env, source.Request{
 		Settings: req.GetSource().GetSettings(), Secrets: secrets, Query: req.GetQuery(),
 	}, out)
+	endSpan(span, out.Rows(), out.Bytes(), err)
 	if err == nil && w.ctx.Err() != nil {
 		err = context.Cause(w.ctx)
 	}

@@ -60,7 +60,7 @@ func (w *works) receive(msg *nats.Msg) {
 			w.agent.log.Warn("an assignment could not be read", "error", err)
 			return
 		}
-		w.assign(m)
+		w.assign(m, bus.TraceOf(msg))
 	case "RunnerWorkCredentials":
 		m := new(runbusv1.RunnerWorkCredentials)
 		if err := bus.Decode(msg, m); err != nil {
@@ -74,7 +74,7 @@ func (w *works) receive(msg *nats.Msg) {
 }
 
 // assign gives the assignment a slot and starts it, or refuses it, or drops it: one that came too late, or whose id is known.
-func (w *works) assign(m *runbusv1.RunnerWorkAssignment) {
+func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 	a := w.agent
 	id := m.GetDispatchId()
 	log := a.log.With("dispatch", id)
@@ -100,7 +100,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment) {
 		return
 	}
 	w.remember(id, answered)
-	job := newWork(a, m, log)
+	job := newWork(a, m, from, log)
 	if reason := w.refusal(); reason != nil {
 		log.Info("work refused", "reason", reason)
 		w.all.Go(func() { job.deliver(job.refuse(reason)) })

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/cmd/internal/telemetry"
 	"github.com/org-runink/runbus/runner"
 )
 
@@ -40,6 +41,12 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if change != nil {
 		change(&cfg)
 	}
+	tracing, stopTracing, err := telemetry.Start(ctx, os.Getenv, "runbus-runner", cfg.Version, log)
+	if err != nil {
+		return &runner.ExitError{Code: runner.ExitConfig, Err: err}
+	}
+	defer stopTracing()
+	cfg.Tracing = tracing
 	a, err := runner.New(cfg)
 	if err != nil {
 		return err

@@ -9,6 +9,7 @@ import (
 	"os"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/cmd/internal/telemetry"
 	"github.com/org-runink/runbus/cp"
 )
 
@@ -28,6 +29,12 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*c
 	if change != nil {
 		change(&cfg)
 	}
+	tracing, stopTracing, err := telemetry.Start(ctx, os.Getenv, "runbus-control-plane", cfg.Version, log)
+	if err != nil {
+		return err
+	}
+	defer stopTracing()
+	cfg.Tracing = tracing
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer process.RelaxMemory()()
