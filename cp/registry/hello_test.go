@@ -91,6 +91,11 @@ func TestHelloRefused(t *testing.T) {
 		"control in name": {change: func(h *runbusv1.RunnerHello) { h.Name = "a\x1b[2J" }, code: schemas.CodeInvalid, text: "not plain text"},
 		"long version":    {change: func(h *runbusv1.RunnerHello) { h.Version = strings.Repeat("1", 65) }, code: schemas.CodeInvalid, text: "at most 64"},
 		"many abilities":  {change: func(h *runbusv1.RunnerHello) { h.Capabilities = make([]string, 65) }, code: schemas.CodeInvalid, text: "65 capabilities"},
+		"many rules":      {change: func(h *runbusv1.RunnerHello) { h.Policy = &runbusv1.RunnerPolicy{RuleNames: make([]string, 101)} }, code: schemas.CodeInvalid, text: "101 rules"},
+		"long rule name": {change: func(h *runbusv1.RunnerHello) {
+			h.Policy = &runbusv1.RunnerPolicy{RuleNames: []string{strings.Repeat("r", 65)}}
+		}, code: schemas.CodeInvalid, text: "at most 64"},
+		"control in rule": {change: func(h *runbusv1.RunnerHello) { h.Policy = &runbusv1.RunnerPolicy{Digest: "\x1b[2J"} }, code: schemas.CodeInvalid, text: "not plain text"},
 		"no sealing key":  {change: func(h *runbusv1.RunnerHello) { h.SealingKey = nil }, code: schemas.CodeInvalid, text: "sealing key"},
 		"swapped key":     {after: func(h *runbusv1.RunnerHello) { h.SealingKey[0] ^= 1 }, code: schemas.CodeForbidden, text: "signature"},
 		"no signature":    {after: func(h *runbusv1.RunnerHello) { h.Signature = nil }, code: schemas.CodeForbidden, text: "signature"},
@@ -313,4 +318,34 @@ func (l logged) Handle(_ context.Context, r slog.Record) error {
 	default: // nobody reads: not the message that is waited for
 	}
 	return nil
+}
+
+// What a runner tells of its policy and journal is shown as its claim (SPEC E12).
+func TestAPolicyIsShownAsAClaim(t *testing.T) {
+	s := rt.Start(t, nil)
+	r := s.Connect(t, s.Mint(t, s.Admin, "edge"), "edge.1")
+	shown := func() *registry.Policy {
+		list, err := s.Registry.List(rt.Tenant)
+		rt.Must(t, err)
+		if len(list) != 1 {
+			return nil
+		}
+		return list[0].Claims.Policy
+	}
+	r.Hello(t, nil)
+	s.Await(t, "the runner is listed", func() bool { list, _ := s.Registry.List(rt.Tenant); return len(list) == 1 })
+	if p := shown(); p != nil {
+		t.Errorf("a runner that told nothing: %+v", p)
+	}
+	r.Hello(t, func(h *runbusv1.RunnerHello) {
+		h.Policy = &runbusv1.RunnerPolicy{
+			Digest: "abc", DefaultVerdict: "deny", AllowRules: 2, DenyRules: -1, RuleNames: []string{"no-hr", "allow #1"}, Journal: true, JournalSeq: 7, JournalHead: "def",
+		}
+	})
+	s.Await(t, "the policy is shown", func() bool { return shown() != nil })
+	body, err := json.Marshal(shown())
+	rt.Must(t, err)
+	if want := `{"digest":"abc","default":"deny","allowRules":2,"denyRules":0,"ruleNames":["no-hr","allow #1"],"journal":true,"journalHead":"7:def"}`; string(body) != want {
+		t.Errorf("got %s", body)
+	}
 }

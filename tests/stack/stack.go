@@ -87,6 +87,7 @@ type Runner struct {
 func (p *Plane) RunnerEnv(id, token string) map[string]string {
 	return map[string]string{
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(p.NATS, "tls://"), "RUNNER_ENROLL_CA": p.CA, "RUNNER_ENROLL_TOKEN": token, "RUNNER_ID": id,
+		"CORE_RUNNER_STATE_DIR": filepath.Join(filepath.Dir(p.DataDir), "runners", id), // the default is the host's
 	}
 }
 
@@ -99,7 +100,6 @@ func (p *Plane) StartRunner(t testing.TB, id string, env map[string]string) *Run
 		_, token = p.Admin.MintKey(t, id)
 	}
 	all := p.RunnerEnv(id, token)
-	all["CORE_RUNNER_STATE_DIR"] = filepath.Join(t.TempDir(), "state")
 	maps.Copy(all, env)
 	r := &Runner{Process: Start(t, "runner "+id, p.Bin.CoreRunner, all, "serve"), ID: id}
 	var ready struct {
