@@ -134,7 +134,8 @@ func decode(m jetstream.TraceMessage) []Timeline {
 	return b.Timelines
 }
 
-// running are the dispatches of tenant that other replicas have said to run, or were left running by one that has gone.
+// running are the dispatches of tenant that other replicas have said to run, or were left running by one that has gone: not
+// those whose end is stored.
 func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timeline, error) {
 	messages, err := r.d.Store.RunningTraces(ctx, tenant)
 	if err != nil {
@@ -152,9 +153,10 @@ func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timel
 			return nil, err
 		}
 		for _, t := range b.Timelines {
-			if end, ok := ends[t.DispatchID]; ok {
-				t = end
-			} else if now.Sub(m.At) > goneAfter {
+			if ends[t.DispatchID] {
+				continue
+			}
+			if now.Sub(m.At) > goneAfter {
 				t = cutOff(t, m.At)
 			}
 			all[t.DispatchID] = t
@@ -163,10 +165,10 @@ func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timel
 	return all, nil
 }
 
-// endsBehind are the ends that were stored since a replica told in m what runs there: it stores ends first, and tells what runs at
+// endsBehind are the dispatches whose ends were stored since a replica told in m what runs there: it stores ends first, and tells what runs at
 // least every refreshEvery.
-func (r *Recorder) endsBehind(ctx context.Context, tenant string, m jetstream.TraceMessage) (map[string]Timeline, error) {
-	ends := make(map[string]Timeline)
+func (r *Recorder) endsBehind(ctx context.Context, tenant string, m jetstream.TraceMessage) (map[string]bool, error) {
+	ends := make(map[string]bool)
 	for seq := m.Seq + 1; ; {
 		e, err := r.d.Store.NextTrace(ctx, tenant, jetstream.TraceEnded, seq)
 		if errors.Is(err, jetstream.ErrNotFound) || err == nil && e.At.Sub(m.At) > goneAfter {
@@ -176,7 +178,7 @@ func (r *Recorder) endsBehind(ctx context.Context, tenant string, m jetstream.Tr
 			return nil, err
 		}
 		for _, t := range decode(e) {
-			ends[t.DispatchID] = t
+			ends[t.DispatchID] = true
 		}
 		seq = e.Seq + 1
 	}

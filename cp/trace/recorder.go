@@ -95,14 +95,17 @@ func New(d Deps) (*Recorder, error) {
 }
 
 // Begin records a dispatch that runs here. snapshot gives its timeline; it is called from any goroutine, until End. A nil Recorder returns
-// a nil Live.
+// a nil Live, as does a dispatch of no tenant, or of an id that runs already.
 func (r *Recorder) Begin(tenant, id string, began time.Time, snapshot func() Timeline) *Live {
-	if r == nil {
+	if r == nil || tenant == "" {
 		return nil
 	}
 	l := &Live{r: r, id: id, tenant: tenant, began: began, snapshot: snapshot}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.live[id] != nil {
+		return nil
+	}
 	r.live[id] = l
 	return l
 }
