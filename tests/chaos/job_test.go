@@ -1,0 +1,257 @@
+package chaos
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// job is one fetch of a run: what is asked for, what may be expected, and what came of it.
+type job struct {
+	runner               string
+	rows, most           int // of the source; most is the caller's limit, 0 for none
+	pause, last          int // ms of the source, after each hundred rows and before the end
+	timeout              time.Duration
+	cancelAt, hangUpAt   time.Duration // 0: never
+	mustStart            bool          // the runner can't be missing, nor busy
+	mustComplete         bool          // once accepted: the faults are such that it must
+	want                 []string      // outcomes, if only some are right
+	bereft               bool          // the control plane dies: its caller may be left with nothing
+	patience             time.Duration // what the faults may add to the time it takes
+
+	marker, dispatch string
+	status           int
+	accepted         bool
+	got, finals      int
+	disorder         string
+	final            stack.Line
+	hungUp           bool
+	took             time.Duration
+}
+
+func (j *job) String() string {
+	return fmt.Sprintf("fetch %s (%s on %s: %d rows, at most %d, pause %d, last %d, timeout %s, cancel %s, hang-up %s): status %d, accepted %v, %d rows, outcome %q %q after %s",
+		j.marker, j.dispatch, j.runner, j.rows, j.most, j.pause, j.last, j.timeout, j.cancelAt, j.hangUpAt, j.status, j.accepted, j.got, j.outcome(), j.final.Message, j.took.Round(time.Millisecond))
+}
+
+// outcome is what the caller was told.
+func (j *job) outcome() string {
+	switch {
+	case j.finals == 0:
+		return ""
+	case j.status != http.StatusOK && j.final.Outcome == "":
+		return "refused"
+	}
+	return j.final.Outcome
+}
+
+// run starts the jobs at once, has faults do its part in the meantime, waits for all and judges them.
+func (w *world) run(jobs []*job, faults func()) {
+	w.t.Helper()
+	var all sync.WaitGroup
+	for _, j := range jobs {
+		j.marker = "m" + strconv.FormatInt(w.number.Add(1), 10)
+		all.Go(func() { w.fetch(j) })
+	}
+	if faults != nil {
+		faults()
+	}
+	all.Wait()
+	w.judge(jobs)
+}
+
+// fetch runs one to its end for its caller.
+func (w *world) fetch(j *job) {
+	began := time.Now()
+	defer func() { j.took = time.Since(began) }()
+	body := map[string]any{
+		"runnerId": j.runner, "timeout": j.timeout.String(),
+		"source": map[string]any{"kind": "http", "settings": map[string]string{
+			"url":    fmt.Sprintf("%s/?marker=%s&rows=%d&pause=%d&last=%d", w.origin.URL, j.marker, j.rows, j.pause, j.last),
+			"format": "jsonl",
+		}},
+	}
+	if j.most > 0 {
+		body["maxRows"] = j.most
+	}
+	b, err := json.Marshal(body)
+	if err != nil {
+		j.disorder = err.Error()
+		return
+	}
+	ctx, hangUp := context.WithCancel(w.t.Context())
+	defer hangUp()
+	if j.hangUpAt > 0 {
+		timer := time.AfterFunc(j.hangUpAt, hangUp)
+		defer timer.Stop()
+	}
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, w.url+"/api/fetches", bytes.NewReader(b))
+	if err != nil {
+		j.disorder = err.Error()
+		return
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + w.token}, "Content-Type": {"application/json"}, "Accept": {"application/x-ndjson"}}
+	resp, err := w.client.Do(req)
+	if err != nil {
+		j.hungUp = ctx.Err() != nil
+		return
+	}
+	defer resp.Body.Close()
+	j.status, j.dispatch = resp.StatusCode, resp.Header.Get("Runbus-Dispatch-Id")
+	if j.cancelAt > 0 && j.dispatch != "" {
+		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(j.dispatch) })
+		defer timer.Stop()
+	}
+	lines := bufio.NewScanner(resp.Body)
+	lines.Buffer(nil, 4<<20)
+	for lines.Scan() {
+		j.take(lines.Bytes())
+	}
+	j.hungUp = ctx.Err() != nil
+}
+
+// take reads one line of the answer.
+func (j *job) take(b []byte) {
+	if j.status != http.StatusOK {
+		var p struct {
+			stack.Line
+			Detail string `json:"detail"`
+		}
+		if json.Unmarshal(b, &p) == nil {
+			j.final, j.finals = p.Line, j.finals+1
+			j.final.Message = p.Detail
+		}
+		return
+	}
+	var l stack.Line
+	if err := json.Unmarshal(b, &l); err != nil {
+		j.disorder = fmt.Sprintf("line %.200q: %v", b, err)
+		return
+	}
+	if j.finals > 0 {
+		j.disorder = "a line of type " + l.Type + " behind the end"
+	}
+	switch l.Type {
+	case "accepted":
+		j.accepted = true
+	case "row":
+		var row struct{ N int }
+		if err := json.Unmarshal(l.Row, &row); err != nil || row.N != j.got {
+			j.disorder = fmt.Sprintf("row %s in place %d", l.Row, j.got)
+		}
+		j.got++
+	case "result", "error":
+		j.final, j.finals = l, j.finals+1
+	}
+}
+
+// cancel asks for the end of a dispatch as its caller would from elsewhere; one that has ended is no error.
+func (w *world) cancel(dispatch string) {
+	req, err := http.NewRequestWithContext(w.t.Context(), http.MethodDelete, w.url+"/api/fetches/"+dispatch, nil)
+	if err != nil {
+		return
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + w.token}}
+	if resp, err := w.client.Do(req); err == nil {
+		_ = resp.Body.Close()
+	}
+}
+
+// overtime is what a fetch may take beyond its timeout: the confirmation of the cancel, and a machine that is busy.
+const overtime = 20 * time.Second
+
+// judge holds the jobs against the invariants.
+func (w *world) judge(jobs []*job) {
+	w.t.Helper()
+	w.jobs = append(w.jobs, jobs...)
+	audit := w.audit(jobs)
+	for _, j := range jobs {
+		n := w.origin.executed(j.marker)
+		if n > 1 {
+			w.broken("at-most-once", "executed %d times: %s", n, j)
+		}
+		if j.disorder != "" {
+			w.broken("rows", "%s: %s", j.disorder, j)
+		}
+		outcome := j.outcome()
+		if j.finals != 1 && !(j.finals == 0 && (j.hungUp || j.bereft)) {
+			w.broken("one-outcome", "%d outcomes: %s", j.finals, j)
+		}
+		if outcome == "refused" && n > 0 {
+			w.broken("refused", "refused, and executed all the same: %s", j)
+		}
+		want := j.rows
+		if j.most > 0 {
+			want = min(want, j.most)
+		}
+		if outcome == "completed" && (j.got != want || int(j.final.Rows) != want || n != 1) {
+			w.broken("rows", "not %d rows, of one execution (%d): %s", want, n, j)
+		}
+		if j.took > j.timeout+overtime+j.patience {
+			w.broken("in-time", "it took too long: %s", j)
+		}
+		if j.mustStart && !j.accepted {
+			w.broken("slots", "it was not accepted: %s", j)
+		}
+		if j.mustComplete && j.accepted && outcome != "completed" {
+			w.broken("survives", "it did not survive the faults: %s", j)
+		}
+		if len(j.want) > 0 && !slices.Contains(j.want, outcome) {
+			w.broken("right-outcome", "not one of %q: %s", j.want, j)
+		}
+		if j.dispatch == "" {
+			continue
+		}
+		ends := audit[j.dispatch]
+		switch {
+		case len(ends) == 0 && j.bereft:
+		case len(ends) != 1:
+			w.broken("audit", "%d ends in the audit %q: %s", len(ends), ends, j)
+		case outcome != "" && ends[0] != outcome:
+			w.broken("audit", "the audit has %q: %s", ends[0], j)
+		}
+	}
+}
+
+// audit is the outcomes that the audit has of these dispatches. It comes a moment after the answer.
+func (w *world) audit(jobs []*job) (ends map[string][]string) {
+	w.t.Helper()
+	eventually(10*time.Second, func() bool {
+		var events []struct {
+			Action, Subject string
+			Details         map[string]string
+		}
+		w.plane.Admin.Must(w.t, http.MethodGet, "/api/audit?limit=1000", nil, &events)
+		ends = map[string][]string{}
+		for _, e := range events {
+			if id, ok := strings.CutPrefix(e.Subject, "dispatch:"); ok && (e.Action == "dispatch.end" || e.Action == "dispatch.refuse") {
+				ends[id] = append(ends[id], e.Details["outcome"])
+			}
+		}
+		for _, j := range jobs {
+			if j.dispatch != "" && !j.bereft && len(ends[j.dispatch]) == 0 {
+				return false
+			}
+		}
+		return true
+	})
+	return ends
+}
+
+// idle fails unless the source's last requests end soon: what was cancelled, or is lost, is not read on.
+func (w *world) idle(within time.Duration) {
+	w.t.Helper()
+	if !eventually(within, func() bool { return len(w.origin.busy()) == 0 }) {
+		w.broken("stopped", "the source is still being read %s later: %q", within, w.origin.busy())
+	}
+}

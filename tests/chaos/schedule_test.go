@@ -1,0 +1,283 @@
+package chaos
+
+import (
+	"cmp"
+	"flag"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+var (
+	seedFlag = flag.Uint64("seed", 0, "seed of the schedule of faults; 0: RUNBUS_SEED, or one of the clock")
+	longFlag = flag.Bool("long", os.Getenv("RUNBUS_LONG") != "", "run what takes many minutes too")
+)
+
+// drawSeed is the seed of this run, printed so that it can be run again.
+func drawSeed(t testing.TB) uint64 {
+	t.Helper()
+	seed := *seedFlag
+	if seed == 0 {
+		if text := os.Getenv("RUNBUS_SEED"); text != "" {
+			n, err := strconv.ParseUint(text, 10, 64)
+			if err != nil {
+				t.Fatalf("RUNBUS_SEED is %q, not a number", text)
+			}
+			seed = n
+		}
+	}
+	if seed == 0 {
+		seed = uint64(time.Now().UnixNano()) % 1_000_000_000
+	}
+	fmt.Printf("chaos: seed %d; again: go test ./tests/chaos -run '^%s$' -seed %d\n", seed, t.Name(), seed)
+	return seed
+}
+
+// fault is one of a schedule: what is done to whom, when it begins and for how long it stays.
+type fault struct {
+	kind      string
+	runner    int
+	at, holds time.Duration
+}
+
+// Kinds of faults. Those of a link and stops are survived by what runs, the others are not.
+const (
+	faultDelay   = "delay"
+	faultSlow    = "throttle"
+	faultTwice   = "duplicate"
+	faultCut     = "cut"
+	faultShut    = "cut for a while"
+	faultSilent  = "silent"
+	faultOneUp   = "one-way up"
+	faultOneDown = "one-way down"
+	faultStop    = "stop"
+	faultKill    = "kill"
+	faultReplace = "replace"
+	faultPlane   = "kill the control plane"
+	faultFreeze  = "stop the control plane"
+)
+
+var (
+	mild  = []string{faultDelay, faultSlow, faultTwice, faultTwice, faultCut, faultCut, faultShut, faultSilent, faultOneUp, faultOneDown, faultStop}
+	harsh = []string{faultKill, faultReplace}
+)
+
+// wave is some jobs and the faults in the meantime.
+type wave struct {
+	jobs   []*job
+	faults []fault
+}
+
+// plan draws a wave: each for its runners. cuts is how many hard cuts each runner gets besides.
+func plan(r *rand.Rand, runners, jobs, cuts int, plane string) wave {
+	var v wave
+	between := func(low, high int) time.Duration { return time.Duration(low+r.IntN(high-low)) * time.Millisecond }
+	fatal := make([]bool, runners)
+	for i := range runners {
+		if r.IntN(5) == 0 {
+			v.faults = append(v.faults, fault{kind: harsh[r.IntN(len(harsh))], runner: i, at: between(100, 1500)})
+			fatal[i] = true
+			continue
+		}
+		for range 1 + r.IntN(3) {
+			v.faults = append(v.faults, fault{kind: mild[r.IntN(len(mild))], runner: i, at: between(0, 2000), holds: between(100, 2500)})
+		}
+		for range cuts {
+			v.faults = append(v.faults, fault{kind: faultCut, runner: i, at: between(0, 2500)})
+		}
+	}
+	if plane != "" {
+		v.faults = append(v.faults, fault{kind: plane, at: between(300, 1500), holds: between(300, 2500)})
+	}
+	slices.SortStableFunc(v.faults, func(a, b fault) int { return cmp.Compare(a.at, b.at) })
+	for k := range jobs {
+		i := k % runners
+		j := &job{
+			runner: "r" + strconv.Itoa(i), rows: r.IntN(3000), pause: r.IntN(150), last: r.IntN(600), timeout: 60 * time.Second,
+			bereft: plane == faultPlane, patience: 15 * time.Second,
+		}
+		switch r.IntN(8) {
+		case 0:
+			j.cancelAt = between(1, 2000)
+		case 1:
+			j.hangUpAt = between(1, 2000)
+		case 2:
+			j.timeout = between(100, 2000)
+		case 3:
+			j.most = 1 + r.IntN(500)
+		}
+		j.mustComplete = !fatal[i] && plane != faultPlane && j.cancelAt == 0 && j.hangUpAt == 0 && j.timeout == 60*time.Second
+		v.jobs = append(v.jobs, j)
+	}
+	return v
+}
+
+// inflict carries the faults of a wave out, and heals the world afterwards.
+func (w *world) inflict(faults []fault) {
+	w.t.Helper()
+	began := time.Now()
+	var heals []*time.Timer
+	later := func(f fault, heal func()) { heals = append(heals, time.AfterFunc(f.holds, heal)) }
+	var stopped []*member
+	frozen := false
+	for _, f := range faults {
+		<-time.After(time.Until(began.Add(f.at))) // the schedule's time
+		w.faults[f.kind]++
+		m := w.runners[f.runner]
+		switch f.kind {
+		case faultDelay:
+			m.proxy.slow(f.holds/25, 0)
+			later(f, m.proxy.heal)
+		case faultSlow:
+			m.proxy.slow(0, 40<<10)
+			later(f, m.proxy.heal)
+		case faultTwice:
+			m.proxy.repeat(400)
+		case faultCut:
+			m.proxy.cut(false)
+		case faultShut:
+			m.proxy.cut(true)
+			later(f, m.proxy.heal)
+		case faultSilent:
+			m.proxy.hold(up, down)
+			later(f, m.proxy.heal)
+		case faultOneUp:
+			m.proxy.hold(down)
+			later(f, m.proxy.heal)
+		case faultOneDown:
+			m.proxy.hold(up)
+			later(f, m.proxy.heal)
+		case faultStop:
+			m.process.Signal(w.t, syscall.SIGSTOP)
+			stopped = append(stopped, m)
+		case faultKill:
+			w.kill(m)
+			w.start(m)
+		case faultReplace:
+			w.replace(m)
+		case faultFreeze:
+			w.plane.Signal(w.t, syscall.SIGSTOP)
+			frozen = true
+			<-time.After(f.holds)
+			w.plane.Signal(w.t, syscall.SIGCONT)
+			frozen = false
+		case faultPlane:
+			for _, m := range stopped {
+				m.process.Signal(w.t, syscall.SIGCONT)
+			}
+			stopped = nil
+			for _, m := range w.runners {
+				m.proxy.heal()
+			}
+			w.restart()
+		}
+	}
+	if frozen {
+		w.plane.Signal(w.t, syscall.SIGCONT)
+	}
+	<-time.After(500 * time.Millisecond) // the schedule's time: the last stop lasts at least so long
+	for _, m := range stopped {
+		m.process.Signal(w.t, syscall.SIGCONT)
+	}
+	for _, timer := range heals {
+		timer.Stop()
+	}
+	for _, m := range w.runners {
+		m.proxy.heal()
+	}
+}
+
+// storm runs waves until enough is done, and holds the whole against the invariants. It returns a summary.
+func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int, began time.Time) bool) string {
+	w.t.Helper()
+	began := time.Now()
+	before := w.baseline()
+	r := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // a schedule is to be repeatable
+	for n := 0; ; n++ {
+		plane := ""
+		switch {
+		case n%8 == 2:
+			plane = faultPlane
+		case n%4 == 1:
+			plane = faultFreeze
+		}
+		v := plan(r, len(w.runners), perWave, cuts, plane)
+		w.run(v.jobs, func() { w.inflict(v.faults) })
+		w.idle(20 * time.Second)
+		w.awaitAll()
+		if w.t.Failed() {
+			w.t.Logf("seed %d, wave %d: %+v", seed, n, v.faults)
+			break
+		}
+		if _, c := w.sums(); enough(len(w.jobs), c, began) {
+			break
+		}
+	}
+	w.quiet()
+	after := w.settled(&before)
+	for i, name := range []string{"OPS", "RUN"} {
+		if w.seen[i].Load() == 0 {
+			w.t.Errorf("the watcher in %s saw nothing", name)
+		}
+	}
+	return w.summary(seed, time.Since(began), before, after)
+}
+
+func (w *world) sums() (repeated, cuts int) {
+	for _, m := range w.runners {
+		r, c := m.proxy.counts()
+		repeated, cuts = repeated+r, cuts+c
+	}
+	return repeated, cuts
+}
+
+func (w *world) summary(seed uint64, took time.Duration, before, after holdings) string {
+	outcomes := map[string]int{}
+	rows, executed := 0, 0
+	for _, j := range w.jobs {
+		outcomes[cmp.Or(j.outcome(), "caller gone")]++
+		rows += j.got
+		executed += w.origin.executed(j.marker)
+	}
+	list := func(m map[string]int) string {
+		var b strings.Builder
+		for _, k := range slices.Sorted(maps.Keys(m)) {
+			fmt.Fprintf(&b, " %s %d,", k, m[k])
+		}
+		return strings.TrimSuffix(b.String(), ",")
+	}
+	repeated, cuts := w.sums()
+	return fmt.Sprintf(`chaos: seed %d, %s: %d dispatches, %d executions, %d rows
+  outcomes:%s
+  faults:%s; %d cuts of links, %d messages twice
+  watchers saw %d messages in OPS, %d in RUN
+  held before %+v
+  held after  %+v`, seed, took.Round(time.Second), len(w.jobs), executed, rows, list(outcomes), list(w.faults), cuts, repeated,
+		w.seen[0].Load(), w.seen[1].Load(), before, after)
+}
+
+// Under a seeded mix of faults every dispatch keeps its promises: at most one execution, one outcome, every row once, and
+// nothing is left behind.
+func TestSeededMinute(t *testing.T) {
+	w := newWorld(t, 3, nil)
+	text := w.storm(drawSeed(t), 24, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 25*time.Second })
+	fmt.Println(text)
+}
+
+// The same for 10,000 dispatches and 1,000 reconnects.
+func TestTenThousandDispatches(t *testing.T) {
+	if !*longFlag {
+		t.Log("many minutes: run it by scripts/chaos")
+		return
+	}
+	w := newWorld(t, 4, nil)
+	text := w.storm(drawSeed(t), 320, 3, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
+	fmt.Println(text)
+}

@@ -1,0 +1,88 @@
+package chaos
+
+import (
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+)
+
+// origin is the source that all fetches read: it counts how often each was executed, by the marker in its URL, and how many
+// are being answered.
+type origin struct {
+	*httptest.Server
+	mu    sync.Mutex
+	count map[string]int
+	open  map[string]int
+}
+
+func newOrigin(t testing.TB) *origin {
+	t.Helper()
+	o := &origin{count: map[string]int{}, open: map[string]int{}}
+	o.Server = httptest.NewServer(http.HandlerFunc(o.serve))
+	t.Cleanup(func() {
+		o.CloseClientConnections()
+		o.Close()
+	})
+	return o
+}
+
+// serve answers `rows` numbered rows, with a pause of `pause` ms after each hundred and of `last` ms before the end.
+func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
+	marker := r.FormValue("marker")
+	rows, _ := strconv.Atoi(r.FormValue("rows"))
+	pause, _ := strconv.Atoi(r.FormValue("pause"))
+	last, _ := strconv.Atoi(r.FormValue("last"))
+	o.mu.Lock()
+	o.count[marker]++
+	o.open[marker]++
+	o.mu.Unlock()
+	defer func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		if o.open[marker]--; o.open[marker] == 0 {
+			delete(o.open, marker)
+		}
+	}()
+	w.Header().Set("Content-Type", "application/x-ndjson")
+	rest := func(ms int) bool {
+		_ = http.NewResponseController(w).Flush()
+		select {
+		case <-time.After(time.Duration(ms) * time.Millisecond):
+			return true
+		case <-r.Context().Done():
+			return false
+		}
+	}
+	for i := range rows {
+		if _, err := fmt.Fprintf(w, "{\"n\":%d,\"text\":\"%x\"}\n", i, i*i*7919); err != nil {
+			return
+		}
+		if i%100 == 99 && pause > 0 && !rest(pause) {
+			return
+		}
+	}
+	if last > 0 {
+		rest(last)
+	}
+}
+
+// executed is how often the fetch with this marker was.
+func (o *origin) executed(marker string) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.count[marker]
+}
+
+// busy is the markers that are being answered.
+func (o *origin) busy() (markers []string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for m := range o.open {
+		markers = append(markers, m)
+	}
+	return markers
+}

@@ -1,0 +1,301 @@
+package chaos
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"net/http"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nkeys"
+
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// slots is what each runner of a world takes at once.
+const slots = 8
+
+// exitReplaced is the exit status of a runner whose id another process took.
+const exitReplaced = 10
+
+// world is a control plane, a source and runners, each behind a proxy of its own; everything on the bus is plaintext, so that the
+// proxies can read it. A watcher listens to all of the bus in OPS and another in RUN: they hide that nobody listens.
+type world struct {
+	t       testing.TB
+	plane   *stack.Plane
+	env     map[string]string
+	target  string // of the bus
+	url     string // of the API
+	token   string // of the admin
+	origin  *origin
+	runners []*member
+	client  *http.Client
+	seen    [2]atomic.Int64 // by the watchers
+	conns   []*nats.Conn
+	number  atomic.Int64
+	jobs    []*job // judged
+	faults  map[string]int
+}
+
+// member is a runner of a world.
+type member struct {
+	id, token string
+	proxy     *proxy
+	process   *stack.Runner
+}
+
+// newWorld starts a control plane and n runners.
+func newWorld(t testing.TB, n int, env map[string]string) *world {
+	t.Helper()
+	all := map[string]string{"RUNBUS_NATS_PLAINTEXT": "true", "RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
+	maps.Copy(all, env)
+	w := &world{t: t, env: all, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	t.Cleanup(w.client.CloseIdleConnections)
+	w.plane = stack.StartPlane(t, false, w.env)
+	_, w.target, _ = strings.Cut(w.plane.NATS, "://")
+	w.url, w.token = w.plane.HTTP, w.plane.Admin.Token
+	w.env["RUNBUS_NATS"], w.env["RUNBUS_HTTP"] = w.target, strings.TrimPrefix(w.plane.HTTP, "http://")
+	w.watch(0, w.connect("ops"))
+	w.watch(1, w.connect("dispatch"))
+	for i := range n {
+		m := &member{id: "r" + strconv.Itoa(i), proxy: newProxy(t, w.target)}
+		_, m.token = w.plane.Admin.MintKey(t, m.id)
+		w.runners = append(w.runners, m)
+		w.start(m)
+	}
+	return w
+}
+
+// connect connects as one of the control plane's own users, or as ops, with the seed in its data folder.
+func (w *world) connect(user string) *nats.Conn {
+	w.t.Helper()
+	text, err := os.ReadFile(filepath.Join(w.plane.DataDir, "bus-keys.json"))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var keys struct{ Seeds map[string]string }
+	if err := json.Unmarshal(text, &keys); err != nil {
+		w.t.Fatal("bus-keys.json can't be read")
+	}
+	pair, err := nkeys.FromSeed([]byte(keys.Seeds[user]))
+	if err != nil {
+		w.t.Fatalf("no seed of %q", user)
+	}
+	public, err := pair.PublicKey()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-"+user), nats.MaxReconnects(-1),
+		nats.ReconnectWait(100*time.Millisecond), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		w.t.Fatalf("connect as %s: %v", user, err)
+	}
+	w.t.Cleanup(nc.Close)
+	w.conns = append(w.conns, nc)
+	return nc
+}
+
+// watch subscribes everything and counts the messages of results and of orders or their copies.
+func (w *world) watch(i int, nc *nats.Conn) {
+	w.t.Helper()
+	if _, err := nc.Subscribe("runbus.v1.>", func(*nats.Msg) { w.seen[i].Add(1) }); err != nil {
+		w.t.Fatal(err)
+	}
+	if err := nc.FlushTimeout(stack.Patience); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// start starts a process of the runner and waits until it takes work.
+func (w *world) start(m *member) {
+	w.t.Helper()
+	m.process = w.plane.StartRunner(w.t, m.id, map[string]string{
+		"RUNNER_ENROLL_ADDR": m.proxy.addr(), "RUNNER_ENROLL_TLS": "false", "RUNNER_ENROLL_TOKEN": m.token,
+		"RUNNER_CONCURRENCY": strconv.Itoa(slots), "CORE_RUNNER_STATE_DIR": filepath.Join(w.t.TempDir(), "state"),
+	})
+}
+
+// kill ends the runner's process the hard way.
+func (w *world) kill(m *member) {
+	w.t.Helper()
+	m.process.Signal(w.t, syscall.SIGKILL)
+	m.process.Exit(w.t)
+}
+
+// replace starts another process under the runner's id; the one before is to end by itself, with the status that says so.
+func (w *world) replace(m *member) {
+	w.t.Helper()
+	before := m.process
+	w.start(m)
+	select {
+	case <-before.Exited():
+		if code := before.Exit(w.t); code != exitReplaced {
+			w.broken("replaced", "a replaced process of %s ended with status %d", m.id, code)
+		}
+	case <-time.After(10 * time.Second):
+		w.broken("replaced", "a replaced process of %s still runs", m.id)
+	}
+}
+
+// restart kills the control plane and starts it again on its folder and addresses; all runners come back.
+func (w *world) restart() {
+	w.t.Helper()
+	w.plane.Signal(w.t, syscall.SIGKILL)
+	w.plane.Exit(w.t)
+	w.plane = stack.StartPlane(w.t, false, w.env)
+	w.awaitAll()
+}
+
+// awaitAll waits until every runner takes work.
+func (w *world) awaitAll() {
+	w.t.Helper()
+	for _, m := range w.runners {
+		w.plane.Admin.AwaitRunner(w.t, m.id, true)
+	}
+}
+
+// broken fails the test, naming the invariant.
+func (w *world) broken(invariant, format string, args ...any) {
+	w.t.Helper()
+	w.t.Errorf("BROKEN %s: %s", invariant, fmt.Sprintf(format, args...))
+}
+
+// brokenLine finds the invariants in what a run printed.
+var brokenLine = regexp.MustCompile(`BROKEN ([a-z-]+): (.*)`)
+
+// eventually asks until ok, at most for d: what is asked for is a state and not an event.
+func eventually(d time.Duration, ok func() bool) bool {
+	give := time.Now().Add(d)
+	for !ok() {
+		if time.Now().After(give) {
+			return false
+		}
+		<-time.After(25 * time.Millisecond)
+	}
+	return true
+}
+
+// holdings is what a process holds that could leak.
+type holdings struct{ goroutines, planeFiles, runnerFiles, connections, subscriptions int }
+
+func files(pid int) int {
+	list, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", pid))
+	if err != nil {
+		return -1
+	}
+	return len(list)
+}
+
+var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)`)
+
+func (w *world) holdings() (h holdings) {
+	w.t.Helper()
+	w.client.CloseIdleConnections()
+	http.DefaultClient.CloseIdleConnections()
+	metrics := get(w.t, w.plane, "/metrics")
+	if m := goroutines.FindStringSubmatch(metrics); m != nil {
+		h.goroutines, _ = strconv.Atoi(m[1])
+	} else {
+		w.t.Fatal("/metrics has no go_goroutines")
+	}
+	h.planeFiles = files(w.plane.Process.PID)
+	for _, m := range w.runners {
+		h.runnerFiles += files(m.process.Process.PID)
+	}
+	h.connections, h.subscriptions = w.interest()
+	return h
+}
+
+// interest is the connections of account RUN and their subscriptions.
+func (w *world) interest() (connections, subscriptions int) {
+	w.t.Helper()
+	sys := w.sys()
+	answer, err := sys.Request("$SYS.REQ.SERVER."+sys.ConnectedServerId()+".CONNZ", []byte(`{"acc":"RUN","limit":4096}`), stack.Patience)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var page struct {
+		Data struct {
+			Connections []struct {
+				Subscriptions int `json:"subscriptions"`
+			} `json:"connections"`
+		} `json:"data"`
+	}
+	if err := json.Unmarshal(answer.Data, &page); err != nil {
+		w.t.Fatal(err)
+	}
+	for _, c := range page.Data.Connections {
+		subscriptions += c.Subscriptions
+	}
+	return len(page.Data.Connections), subscriptions
+}
+
+func (w *world) sys() *nats.Conn {
+	w.t.Helper()
+	for _, c := range w.conns {
+		if c.Opts.Name == "chaos-sys" {
+			return c
+		}
+	}
+	return w.connect("sys")
+}
+
+// baseline is the holdings after a first round of quiet fetches, when everything that is made once is there.
+func (w *world) baseline() holdings {
+	w.t.Helper()
+	w.sys()
+	w.quiet()
+	return w.settled(nil)
+}
+
+// quiet fills every slot of every runner at once, with fetches that all complete: no slot is lost.
+func (w *world) quiet() {
+	w.t.Helper()
+	var all []*job
+	for _, m := range w.runners {
+		for range slots {
+			all = append(all, &job{runner: m.id, rows: 5, last: 300, timeout: 60 * time.Second, mustStart: true, mustComplete: true})
+		}
+	}
+	w.run(all, nil)
+}
+
+// settled waits until nothing is under way, and then until no more is held than before (nil: the least of several looks).
+func (w *world) settled(before *holdings) (h holdings) {
+	w.t.Helper()
+	if !eventually(20*time.Second, func() bool {
+		var running []struct{}
+		w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
+		return len(running) == 0
+	}) {
+		w.broken("leak", "fetches are still running at the end")
+	}
+	if before == nil {
+		h = w.holdings()
+		for range 8 {
+			<-time.After(100 * time.Millisecond)
+			one := w.holdings()
+			h.goroutines, h.planeFiles, h.runnerFiles = min(h.goroutines, one.goroutines), min(h.planeFiles, one.planeFiles), min(h.runnerFiles, one.runnerFiles)
+			h.connections, h.subscriptions = min(h.connections, one.connections), min(h.subscriptions, one.subscriptions)
+		}
+		return h
+	}
+	const spare = 12 // timers and idle HTTP connections come and go; a leak grows with the dispatches
+	if !eventually(45*time.Second, func() bool {
+		h = w.holdings()
+		return h.goroutines <= before.goroutines+spare && h.planeFiles <= before.planeFiles+spare && h.runnerFiles <= before.runnerFiles+spare &&
+			h.connections <= before.connections && h.subscriptions <= before.subscriptions
+	}) {
+		w.broken("leak", "before %+v, now %+v", *before, h)
+	}
+	return h
+}
