@@ -141,7 +141,7 @@ func TestTheBudgetIsThatOfWhatLeaves(t *testing.T) {
 		t.Errorf("%d bytes of 1000 are left", left)
 	}
 	p.Drain()
-	p.exit(ExitOK)
+	_ = p.exit(ExitOK)
 	p = start() // a restart does not begin a new day
 	p.get(rows.URL).denied("more than 1000 bytes a day")
 }
@@ -269,12 +269,12 @@ func TestWhetherAJournalIsKept(t *testing.T) {
 		t.Errorf("a journal was kept: %v", err)
 	}
 	p.Drain()
-	p.exit(ExitOK)
+	_ = p.exit(ExitOK)
 
 	p = cp.start(t, func(c *Config) { c.StateDir = blocked }, nil)
 	p.log.await(t, "the state folder can't be written")
 	p.Drain()
-	p.exit(ExitOK)
+	_ = p.exit(ExitOK)
 
 	p = cp.run(t, func(c *Config) { c.StateDir, c.Journal = blocked, JournalOn }, nil)
 	wantExit(t, receive(t, p.ended, "end"), ExitConfig, "the journal can't be opened")

@@ -36,7 +36,8 @@ type Journal struct {
 	last   Anchor // the last line
 	closed bool
 
-	queue chan *entry
+	queue chan *entry   // to write
+	syncs chan []*entry // to bring
 	done  chan struct{}
 	stop  sync.Once
 	quit  chan struct{}
@@ -63,13 +64,14 @@ func Open(dir string, maxFile int64) (*Journal, error) {
 	}
 	j := &Journal{
 		dir: dir, maxFile: maxFile, now: time.Now, lock: lock,
-		queue: make(chan *entry, 64), done: make(chan struct{}), quit: make(chan struct{}),
+		queue: make(chan *entry, 64), syncs: make(chan []*entry, 16), done: make(chan struct{}), quit: make(chan struct{}),
 	}
 	if err := j.exclusively(j.attach); err != nil {
 		_ = lock.Close()
 		return nil, err
 	}
 	go j.write()
+	go j.bring()
 	return j, nil
 }
 
@@ -128,9 +130,9 @@ func (j *Journal) Append(ctx context.Context, r Record, durable bool) error {
 	}
 }
 
-// write is the one writer: it takes what waits, writes it, tells, brings it to the disk, tells.
+// write is the one writer: it takes what waits, writes it, tells, and hands it on to bring.
 func (j *Journal) write() {
-	defer close(j.done)
+	defer close(j.syncs)
 	for {
 		var batch []*entry
 		select {
@@ -165,15 +167,61 @@ func (j *Journal) write() {
 				written++
 				e.written <- nil
 			}
-			return j.sync()
+			return nil
 		})
-		for i, e := range batch {
-			if i >= written {
-				e.written <- err
+		for _, e := range batch[written:] {
+			e.written <- err
+			e.synced <- err
+		}
+		if written > 0 {
+			j.syncs <- batch[:written]
+		}
+	}
+}
+
+// bring brings what was written to the disk and tells: while it waits for the disk more is written, which goes with the next time.
+func (j *Journal) bring() {
+	defer close(j.done)
+	for batch := range j.syncs {
+	more:
+		for {
+			select {
+			case next, ok := <-j.syncs:
+				if !ok {
+					break more
+				}
+				batch = append(batch, next...)
+			default:
+				break more
 			}
+		}
+		err := j.flush()
+		for _, e := range batch {
 			e.synced <- err
 		}
 	}
+}
+
+// flush brings the lines so far to the disk, then the head. The files before the last one are there since it was begun.
+func (j *Journal) flush() error {
+	j.mu.Lock()
+	name, last := j.name, j.last
+	j.mu.Unlock()
+	if err := syncFile(filepath.Join(j.dir, name)); err != nil {
+		return err
+	}
+	return j.exclusively(func() error {
+		head, there, err := readHead(j.dir)
+		switch {
+		case err != nil:
+			return err
+		case !there:
+			return errNoHead
+		case head.Seq >= last.Seq: // another process was faster
+			return nil
+		}
+		return writeHead(j.dir, last)
+	})
 }
 
 // exclusively runs do with the folder's lock. After an error the file is opened anew next time, from what is on the disk.

@@ -80,7 +80,7 @@ func TestAppendAndVerify(t *testing.T) {
 		t.Errorf("head %v, last %v", j.Head(), r.Last)
 	}
 	var seen []string
-	must(t, List(dir, func(r Record, a Anchor) error { seen = append(seen, r.Dispatch); return nil }))
+	must(t, List(dir, func(r Record, _ Anchor) error { seen = append(seen, r.Dispatch); return nil }))
 	if len(seen) != 25 || seen[24] != "d25" {
 		t.Errorf("listed %v", seen)
 	}
@@ -428,4 +428,24 @@ func FuzzVerify(f *testing.F) {
 			t.Errorf("%q: %+v, then %+v: %v", text, before, after, after.Break)
 		}
 	})
+}
+
+// BenchmarkAppend is what a journal costs a fetch without credentials, twice, and one with.
+func BenchmarkAppend(b *testing.B) {
+	for name, durable := range map[string]bool{"written": false, "durable": true} {
+		b.Run(name, func(b *testing.B) {
+			j, err := Open(b.TempDir(), 0)
+			if err != nil {
+				b.Fatal(err)
+			}
+			for b.Loop() {
+				if err := j.Append(b.Context(), Record{Event: EventStart, Dispatch: "d"}, durable); err != nil {
+					b.Fatal(err)
+				}
+			}
+			if err := j.Close(); err != nil {
+				b.Fatal(err)
+			}
+		})
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -191,13 +192,12 @@ func (a Anchor) String() string { return fmt.Sprintf("%d:%s", a.Seq, a.Hash) }
 
 // ParseAnchor reads what String wrote.
 func ParseAnchor(s string) (Anchor, error) {
-	var a Anchor
 	seq, hash, ok := strings.Cut(s, ":")
-	if _, err := fmt.Sscanf(seq, "%d", &a.Seq); err != nil || !ok || !isHash(hash) || fmt.Sprint(a.Seq) != seq {
+	n, err := strconv.ParseUint(seq, 10, 64)
+	if err != nil || !ok || !isHash(hash) || strconv.FormatUint(n, 10) != seq {
 		return Anchor{}, fmt.Errorf("%q is not NUMBER:SHA256, as a journal's head is written", clip(s, 100))
 	}
-	a.Hash = hash
-	return a, nil
+	return Anchor{Seq: n, Hash: hash}, nil
 }
 
 func isHash(s string) bool {

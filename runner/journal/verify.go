@@ -82,11 +82,10 @@ func List(dir string, fn func(Record, Anchor) error) error {
 	}
 	for _, f := range s.files {
 		_, err := lines(dir, f, func(_ int, line []byte) error {
-			r, hash, err := decode(line)
-			if err != nil {
-				return nil // Verify tells
+			if r, hash, err := decode(line); err == nil { // else Verify tells
+				return fn(r, Anchor{Seq: r.Seq, Hash: hash})
 			}
-			return fn(r, Anchor{Seq: r.Seq, Hash: hash})
+			return nil
 		})
 		if err != nil {
 			return err

@@ -64,8 +64,8 @@ func (f *Fetch) Start(settings map[string]string) error {
 // Resolve is path with its symbolic links resolved as far as it exists.
 func Resolve(path string) string {
 	path = filepath.Clean(path)
-	if real, err := filepath.EvalSymlinks(path); err == nil {
-		return real
+	if actual, err := filepath.EvalSymlinks(path); err == nil {
+		return actual
 	}
 	if parent := filepath.Dir(path); parent != path {
 		return filepath.Join(Resolve(parent), filepath.Base(path))
@@ -93,8 +93,8 @@ func (f *Fetch) Dial(host string, ip netip.Addr, port uint16) error {
 }
 
 // Path is for source.Roots.By.
-func (f *Fetch) Path(asked, real string) error {
-	d := f.policy.Path(f.kind, asked, real)
+func (f *Fetch) Path(asked, actual string) error {
+	d := f.policy.Path(f.kind, asked, actual)
 	if !d.Allowed {
 		return f.refuse(d.Rule, quote(asked))
 	}
@@ -200,6 +200,8 @@ func (f *Fetch) Told() Told {
 	return Told{Rules: slices.Clone(f.rules), Dialled: slices.Clone(f.dialled), Refused: f.refused}
 }
 
-// Digest and QueryText are the policy's.
-func (f *Fetch) Digest() string  { return f.policy.Digest() }
+// Digest is the policy's.
+func (f *Fetch) Digest() string { return f.policy.Digest() }
+
+// QueryText is the policy's.
 func (f *Fetch) QueryText() bool { return f.policy.QueryText() }

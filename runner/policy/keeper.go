@@ -88,7 +88,7 @@ func (k *Keeper) Statement() *runbusv1.RunnerPolicy {
 	}
 	s := &runbusv1.RunnerPolicy{
 		Digest: p.Digest(), DefaultVerdict: p.Default,
-		AllowRules: int32(len(p.Allow)), DenyRules: int32(len(p.Deny)), //nolint:gosec // at most maxRules
+		AllowRules: int32(len(p.Allow)), DenyRules: int32(len(p.Deny)), // at most maxRules
 	}
 	for _, rules := range [][]Rule{p.Deny, p.Allow} {
 		for i := range rules {

@@ -139,9 +139,9 @@ func (p *Policy) Dial(kind, host string, ip netip.Addr, port uint16) Decision {
 	})
 }
 
-// Path decides over a file: asked is its absolute path as it was asked for, real the same with every symbolic link resolved. A
+// Path decides over a file: asked is its absolute path as it was asked for, actual the same with every symbolic link resolved. A
 // deny rule matches either; an allow rule must match the real one.
-func (p *Policy) Path(kind, asked, real string) Decision {
+func (p *Policy) Path(kind, asked, actual string) Decision {
 	if p == nil {
 		return none
 	}
@@ -153,12 +153,12 @@ func (p *Policy) Path(kind, asked, real string) Decision {
 			return true
 		}
 		return slices.ContainsFunc(r.Paths, func(root string) bool {
-			if within(root, real) || deny && within(root, asked) {
+			if within(root, actual) || deny && within(root, asked) {
 				return true
 			}
 			// The rule's path itself may lead over a symbolic link, which may change: it is resolved at each check.
 			resolved, err := filepath.EvalSymlinks(root)
-			return err == nil && resolved != root && within(resolved, real)
+			return err == nil && resolved != root && within(resolved, actual)
 		})
 	})
 }

@@ -89,7 +89,7 @@ func ResolveFor(ctx context.Context, resolver *net.Resolver, network, addr strin
 	var allowed []netip.Addr
 	var first error
 	for _, ip := range addrs {
-		if err := permit(host, ip.WithZone("").Unmap(), uint16(number)); err == nil { //nolint:gosec // LookupPort's are 0-65535
+		if err := permit(host, ip.WithZone("").Unmap(), uint16(number)); err == nil { // LookupPort's are 0-65535
 			allowed = append(allowed, ip)
 		} else if first == nil {
 			first = err

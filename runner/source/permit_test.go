@@ -2,7 +2,6 @@ package source
 
 import (
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -38,7 +37,7 @@ func TestTheAddressThatIsDialledIsDecidedOver(t *testing.T) {
 		"meta.test.":   {{"127.0.0.1", "169.254.169.254"}},
 	}}
 	dial := GuardedDialBy(&net.Dialer{Resolver: names.start(t)}, deny("127.0.0.2/31"))
-	want := fmt.Sprintf("denied denied.test. 127.0.0.2 %s", port)
+	want := "denied denied.test. 127.0.0.2 " + port
 	if _, err := dial(t.Context(), "tcp4", net.JoinHostPort("denied.test.", port)); schemas.CodeOf(err) != schemas.CodeForbiddenHop || err.Error() != want {
 		t.Errorf("%v, want %s", err, want)
 	}
@@ -80,7 +79,7 @@ func TestNoPermitAllowsMetadata(t *testing.T) {
 
 func TestEveryReadOfAFileIsDecidedOver(t *testing.T) {
 	dir := t.TempDir()
-	real, err := filepath.EvalSymlinks(dir)
+	actual, err := filepath.EvalSymlinks(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -102,7 +101,7 @@ func TestEveryReadOfAFileIsDecidedOver(t *testing.T) {
 	defer base.Close() //nolint:errcheck // of a test
 	no := errors.New("no")
 	roots := base.By(func(asked, resolved string) error {
-		if !strings.HasPrefix(asked, dir) || !strings.HasPrefix(resolved, real) {
+		if !strings.HasPrefix(asked, dir) || !strings.HasPrefix(resolved, actual) {
 			t.Errorf("asked about %q, %q", asked, resolved)
 		}
 		if strings.Contains(resolved, "secret") {

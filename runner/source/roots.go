@@ -25,7 +25,7 @@ const maxMatches = 10_000
 // what may not be read and CodeSource, in the system's words, for what can't.
 type Roots struct {
 	roots []root
-	check func(asked, real string) error // of By; may be nil
+	check func(asked, actual string) error // of By; may be nil
 }
 
 type root struct {
@@ -52,20 +52,20 @@ func OpenRoots(list string) (*Roots, error) {
 			_ = r.Close()
 			return nil, schemas.Errorf(schemas.CodeInvalid, "RUNNER_FILE_ROOTS: %w", err)
 		}
-		real, err := filepath.EvalSymlinks(dir)
+		resolved, err := filepath.EvalSymlinks(dir)
 		if err != nil {
 			_ = opened.Close()
 			_ = r.Close()
 			return nil, schemas.Errorf(schemas.CodeInvalid, "RUNNER_FILE_ROOTS: %w", err)
 		}
-		r.roots = append(r.roots, root{path: dir, real: real, dir: opened})
+		r.roots = append(r.roots, root{path: dir, real: resolved, dir: opened})
 	}
 	return r, nil
 }
 
 // By is r with one check more: before a file is read, check gets its path as it was asked for, absolute and clean, and its real
 // path with every symbolic link resolved, and its error is returned. The result shares the folders of r and must not be closed.
-func (r *Roots) By(check func(asked, real string) error) *Roots {
+func (r *Roots) By(check func(asked, actual string) error) *Roots {
 	if r == nil {
 		return nil
 	}
@@ -126,8 +126,8 @@ func (r *Roots) Open(name string) (*os.File, error) {
 		return nil, notRegular(name, info)
 	}
 	if r.check != nil {
-		_, real, err := r.permit(at, rel, name)
-		if err == nil && !os.SameFile(info, real) {
+		_, now, err := r.permit(at, rel, name)
+		if err == nil && !os.SameFile(info, now) {
 			err = changed(name)
 		}
 		if err != nil {
