@@ -3,6 +3,7 @@
 package stack
 
 import (
+	"context"
 	"fmt"
 	"io/fs"
 	"os"
@@ -63,7 +64,7 @@ func Build(race bool) (Binaries, error) {
 // readSources reads the folders of the sources. Go's test cache knows nothing of programs that a test builds, but looks again at whatever
 // files a test looked at: without this, a change of the programs left a cached pass.
 func readSources() error {
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "github.com/org-runink/runbus").Output()
+	root, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/org-runink/runbus").Output()
 	if err != nil {
 		return fmt.Errorf("go list: %w", err)
 	}
