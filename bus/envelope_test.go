@@ -157,3 +157,57 @@ func FuzzDecodeFrame(f *testing.F) {
 		}
 	})
 }
+
+// The bundle is read by hand: it is what protobuf sees in it, or it is refused.
+func FuzzDecodeFrames(f *testing.F) {
+	var frames []*nats.Msg
+	for i, one := range []Frame{
+		&runbusv1.RunnerWorkAccepted{}, &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Message: "x"}},
+		&runbusv1.RunnerWorkChunk{ArrowIpc: []byte("arrow")}, &runbusv1.RunnerWorkResult{Started: true},
+	} {
+		if err := stamp(one, "d", "s", uint64(i+1)); err != nil {
+			f.Fatal(err)
+		}
+		msg, err := newFrame("x", one)
+		if err != nil {
+			f.Fatal(err)
+		}
+		frames = append(frames, msg)
+		f.Add(bundle("ctl", "data", frames).Data, true)
+		f.Add(bundle("ctl", "data", frames).Data, false)
+	}
+	f.Add([]byte{0x9a, 0x0a, 0x02, 0xa2, 0x0a}, true)
+	f.Fuzz(func(t *testing.T, body []byte, data bool) {
+		kind := schemas.KindResultCtl
+		if data {
+			kind = schemas.KindResultData
+		}
+		got, err := decodeFrames(&nats.Msg{Header: frameHeaders["RunnerWorkFrames"], Data: body}, kind, nil)
+		if err != nil {
+			if schemas.CodeOf(err) != schemas.CodeInvalid {
+				t.Fatalf("an error without its code: %v", err)
+			}
+			return
+		}
+		want := &runbusv1.RunnerWorkFrames{}
+		if err := proto.Unmarshal(body, want); err != nil || len(want.GetFrames()) != len(got) {
+			t.Fatalf("%d frames taken of %v: %v", len(got), want, err)
+		}
+		for i, one := range want.GetFrames() {
+			var f Frame
+			switch one := one.GetFrame().(type) {
+			case *runbusv1.RunnerWorkFrame_Accepted:
+				f = one.Accepted
+			case *runbusv1.RunnerWorkFrame_Progress:
+				f = one.Progress
+			case *runbusv1.RunnerWorkFrame_Chunk:
+				f = one.Chunk
+			case *runbusv1.RunnerWorkFrame_Result:
+				f = one.Result
+			}
+			if f == nil || !proto.Equal(f, got[i].frame) || f.GetSeq() == 0 || chunkBytes(f) > ChunkBytes || !data && frameKind(f) == schemas.KindResultData {
+				t.Fatalf("taken as frame %d: %v, which is %v", i, got[i].frame, one)
+			}
+		}
+	})
+}

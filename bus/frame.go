@@ -153,33 +153,66 @@ func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedF
 		}
 		return append(into, sizedFrame{f, int64(len(msg.Data))}), nil
 	}
-	m := &runbusv1.RunnerWorkFrames{}
-	if err := Decode(msg, m); err != nil {
-		return nil, err
+	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the RunnerWorkFrames has content type %q, not %s", clip(ct), ContentType)
 	}
-	for _, one := range m.GetFrames() {
+	// Read by hand: protobuf's own reader would make two more objects of each frame, and forget how large it was.
+	for body := msg.Data; len(body) > 0; {
+		one, rest, err := field(body, framesField)
+		if err != nil {
+			return nil, err
+		}
+		body = rest
 		var f Frame
-		switch one := one.GetFrame().(type) {
-		case *runbusv1.RunnerWorkFrame_Accepted:
-			f = one.Accepted
-		case *runbusv1.RunnerWorkFrame_Progress:
-			f = one.Progress
-		case *runbusv1.RunnerWorkFrame_Chunk:
-			f = one.Chunk
-		case *runbusv1.RunnerWorkFrame_Result:
-			f = one.Result
+		number, _, _ := protowire.ConsumeTag(one)
+		switch number {
+		case acceptedField:
+			f = &runbusv1.RunnerWorkAccepted{}
+		case progressField:
+			f = &runbusv1.RunnerWorkProgress{}
+		case chunkField:
+			f = &runbusv1.RunnerWorkChunk{}
+		case resultField:
+			f = &runbusv1.RunnerWorkResult{}
 		default:
-			return nil, schemas.Errorf(schemas.CodeInvalid, "a bundle has something that is not a frame of a result")
+			return nil, errNoFrame()
+		}
+		encoded, rest, err := field(one, number)
+		if err != nil {
+			return nil, err
+		}
+		if len(rest) > 0 {
+			return nil, errNoFrame()
 		}
 		if frameKind(f) == schemas.KindResultData && kind != schemas.KindResultData {
 			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", shortName(f))
 		}
+		if err := unmarshal("RunnerWorkFrames", encoded, f); err != nil {
+			return nil, err
+		}
 		if err := checkFrame(f); err != nil {
 			return nil, err
 		}
-		into = append(into, sizedFrame{f, int64(proto.Size(f))})
+		into = append(into, sizedFrame{f, int64(len(encoded))})
 	}
 	return into, nil
+}
+
+func errNoFrame() *schemas.Error {
+	return schemas.Errorf(schemas.CodeInvalid, "a bundle has something that is not a frame of a result")
+}
+
+// field takes one length-delimited field of the given number off b.
+func field(b []byte, number protowire.Number) (value, rest []byte, err error) {
+	got, kind, n := protowire.ConsumeTag(b)
+	if n < 0 || got != number || kind != protowire.BytesType {
+		return nil, nil, errNoFrame()
+	}
+	value, m := protowire.ConsumeBytes(b[n:])
+	if m < 0 {
+		return nil, nil, errNoFrame()
+	}
+	return value, b[n+m:], nil
 }
 
 // checkFrame refuses what no sender makes.

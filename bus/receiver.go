@@ -152,6 +152,13 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 			return reason
 		}
 	}
+	if r.all.bundled != nil && len(frames) > 1 && subject.Kind == schemas.KindResultData {
+		for _, f := range frames {
+			if frameKind(f.frame) == schemas.KindResultCtl {
+				r.all.bundled(r.ReplySubject(), f.frame)
+			}
+		}
+	}
 	r.mu.Lock()
 	if r.err != nil {
 		r.mu.Unlock()

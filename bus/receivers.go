@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -47,6 +48,7 @@ type Receivers struct {
 	conn    *Conn
 	replica string
 	timing  timing
+	bundled func(subject string, f proto.Message) // see OnBundled
 	results *nats.Subscription
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due
@@ -92,6 +94,11 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 	go r.write()
 	return r, nil
 }
+
+// OnBundled has f called for each frame, but chunks, that came on a data subject because it was bundled with chunks, with the ctl
+// subject on which it would have come alone. f runs in the subscription's callback and must not block. To be set before the first
+// Open.
+func (r *Receivers) OnBundled(f func(subject string, m proto.Message)) { r.bundled = f }
 
 // Replica is the random id of this replica's boot, `<c>` in the subjects.
 func (r *Receivers) Replica() string { return r.replica }

@@ -45,7 +45,7 @@ func newWorld(window int64) *world {
 	w.sender = &Sender{
 		all: all, dispatch: testDispatch, session: testSession,
 		ctl: schemas.ResultCtlSubject(ref, "c", testDispatch), data: schemas.ResultDataSubject(ref, "c", testDispatch),
-		orphaned: make(chan struct{}), changed: make(chan struct{}), out: newOutbox(window, w.now),
+		orphaned: make(chan struct{}), out: newOutbox(window, w.now),
 	}
 	w.in = newInbox(window, window)
 	return w
@@ -71,9 +71,13 @@ func (w *world) sendChunk(t *rapid.T, size int) {
 // publish moves what the sender would write onto the network.
 func (w *world) publish() {
 	for {
-		msg, _, _ := w.sender.out.take()
-		if msg == nil {
+		frames, _, _ := w.sender.next(nil)
+		if len(frames) == 0 {
 			break
+		}
+		msg := frames[0]
+		if len(frames) > 1 {
+			msg = bundle(w.sender.ctl, w.sender.data, frames)
 		}
 		w.up = append(w.up, msg)
 	}
@@ -99,11 +103,13 @@ func (w *world) arrive(t *rapid.T, msg *nats.Msg) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f, err := decodeFrame(msg, subject.Kind)
+	frames, err := decodeFrames(msg, subject.Kind, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.in.offer(f, w.now, w.timing)
+	for _, f := range frames {
+		w.in.offerSized(f, w.now, w.timing)
+	}
 }
 
 // consume takes frames out as the caller of Next does, and checks what comes.
@@ -192,6 +198,7 @@ func TestStreamSurvivesAnyNetwork(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(rapid.SampledFrom([]int64{MinWindow, DefaultWindow, MaxWindow}).Draw(t, "window"))
 		reorder := rapid.Bool().Draw(t, "reorder")
+		w.sender.bundles = rapid.Bool().Draw(t, "bundles")
 		w.send(t, &runbusv1.RunnerWorkAccepted{})
 		size := rapid.SampledFrom([]int{8, 1000, 200 << 10, 300 << 10, ChunkBytes})
 		t.Repeat(map[string]func(*rapid.T){
@@ -292,6 +299,7 @@ func TestStreamNeverWaitsForTime(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := newWorld(rapid.SampledFrom([]int64{128 << 10, MinWindow, DefaultWindow, MaxWindow}).Draw(t, "window"))
 		batch := rapid.IntRange(1, 8).Draw(t, "batch")
+		w.sender.bundles = rapid.Bool().Draw(t, "bundles")
 		w.send(t, &runbusv1.RunnerWorkAccepted{})
 		for i, size := range rapid.SliceOfN(rapid.IntRange(8, ChunkBytes), 1, 60).Draw(t, "sizes") {
 			for tries := 0; !w.sender.out.room(int64(size)); tries++ {

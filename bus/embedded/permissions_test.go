@@ -81,7 +81,7 @@ func everybody(t *testing.T, b *bustest.Bus) []who {
 		embedded.UserJail:   {publish: []string{"runbus.v1.*.runner.*.inbox.>"}, subscribe: []string{schemas.AllHellos}},
 		embedded.UserMirror: {publish: []string{"$JS.API.INFO", "$JS.API.STREAM.*.KV_runbus_heartbeats", "$JS.API.STREAM.*.RUNBUS_AUDIT", "$JS.API.STREAM.*.RUNBUS_TRACE"}, subscribe: []string{"_INBOX.>"}},
 		embedded.UserMicro: {
-			publish:   []string{"_INBOX.>", "runbus.v1.*.runner.*.work.*", "runbus.v1.*.runner.*.control.*"},
+			publish:   []string{"_INBOX.>", "runbus.v1.*.runner.*.work.*", "runbus.v1.*.runner.*.control.*", "runbus.v1.*.runner.*.result.*.*.ctl"},
 			subscribe: []string{"$SRV.PING", "$SRV.PING.runbus", "$SRV.INFO", "$SRV.INFO.runbus.*", "$SRV.STATS", "runbus.ops.*"},
 		},
 	}

@@ -189,6 +189,13 @@ func hostOf(address string) string {
 	return u.Host
 }
 
+// Watched reports whether anybody in account OPS, here or at another server of the cluster, subscribes a subject that is not
+// imported there.
+func (s *Server) Watched(subject string) bool {
+	account, err := s.ns.LookupAccount("OPS")
+	return err == nil && account.SubscriptionInterest(subject)
+}
+
 // ID is the server's id: what `$SYS.REQ.SERVER.<id>.KICK` names, another one at each start.
 func (s *Server) ID() string { return s.ns.ID() }
 

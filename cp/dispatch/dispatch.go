@@ -39,8 +39,8 @@ type Deps struct {
 	ConfirmWithin time.Duration
 	// Isolation is REQUIRE_RUNNER_ISOLATION (SPEC D10). It changes a text; a fetch never runs in the control plane anyway.
 	Isolation bool
-	// Copies, if set, is given every message published on a work or control subject, for the view of ops; sealed credentials
-	// are left out of the copy. It must not block.
+	// Copies, if set, is given every message published on a work or control subject, for the view of ops, and every frame but chunks
+	// that came bundled with chunks; sealed credentials are left out of the copy. It must not block.
 	Copies func(subject string, m proto.Message)
 	// Recorder, if set, keeps the timeline of each dispatch (SPEC D17). It never holds one up.
 	Recorder *trace.Recorder
@@ -82,6 +82,9 @@ func New(d Deps) (*Dispatcher, error) {
 	receivers, err := bus.NewReceivers(d.Bus)
 	if err != nil {
 		return nil, err
+	}
+	if d.Copies != nil {
+		receivers.OnBundled(d.Copies) // ops can't subscribe data
 	}
 	x := &Dispatcher{d: d, tracer: d.Tracing.Tracer(tracerName), receivers: receivers, running: make(map[string]*run), idle: make(chan struct{})}
 	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
