@@ -19,6 +19,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/embedded"
@@ -256,7 +257,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.onClose(c.copies.Close)
 	c.registry, err = registry.New(ctx, registry.Deps{
 		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
-		Copies: c.copies.Publish, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
+		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
 	})
 	if err != nil {
 		return err
@@ -274,7 +275,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.dispatch, err = dispatch.New(dispatch.Deps{
 		Bus: bus.NewConn(results), Registry: c.registry, Audit: c.audit, Timeout: c.cfg.DispatchTimeout, Isolation: c.cfg.Isolation,
 		Recorder: c.recorder, Tracing: c.cfg.Tracing,
-		Copies: c.copies.Publish, Metrics: metrics, Log: c.cfg.Log.With("part", "dispatch"),
+		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "dispatch"),
 	})
 	if err != nil {
 		return err
@@ -297,6 +298,13 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 		Version: c.cfg.Version, Log: c.cfg.Log.With("part", "api"),
 	}), c.cfg.Log)
 	return nil
+}
+
+// copyForOps repeats a work or control message in account OPS if somebody there watches: to copy one costs as much as to send it.
+func (c *ControlPlane) copyForOps(subject string, m proto.Message) {
+	if c.server.Watched(subject) {
+		c.copies.Publish(subject, m)
+	}
 }
 
 func (c *ControlPlane) metrics() *prometheus.Registry {
