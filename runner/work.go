@@ -39,6 +39,7 @@ type work struct {
 	stop    context.CancelCauseFunc
 	span    trace.Span
 	log     *slog.Logger
+	done    func() // logs that it is, once the result is on its way; may be nil
 
 	// Guarded by works.mu: ended, and its replica is silent; acknowledged, or given up.
 	orphaned, delivered bool
@@ -118,7 +119,10 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	} else {
 		response.Elapsed = durationpb.New(time.Since(started))
 		result.Outcome = &runbusv1.RunnerWorkResult_Response{Response: response}
-		w.log.Info("work done", "rows", response.GetRows(), "bytes", response.GetBytes(), "after", time.Since(started))
+		w.done = func() {
+			w.log.Info("work done", "source", w.m.GetRequest().GetSource().GetKind(),
+				"rows", response.GetRows(), "bytes", response.GetBytes(), "after", response.GetElapsed().AsDuration())
+		}
 	}
 	return result
 }
@@ -143,7 +147,7 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	out := source.NewOutput(leaving, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
 	stream.counts = out
 	defer stream.end()
-	w.log.Info("work started", "source", connector.Kind())
+	w.log.Debug("work started", "source", connector.Kind())
 	env := w.agent.env
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
 	ctx, span := w.startSource(connector.Kind())
@@ -202,6 +206,9 @@ func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSess
 
 // progress is the Output's callback.
 func (w *work) progress(phase runbusv1.Phase, message string, rows, bytes int64) {
+	if phase == runbusv1.Phase_PHASE_DONE && message == "" {
+		return // the result says it, right after
+	}
 	_ = w.sender.Send(w.ctx, &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{
 		Phase: phase, Message: message, Rows: rows, Bytes: bytes, At: timestamppb.New(w.agent.clock.now()),
 	}}) // a lost progress is made good by the next
@@ -234,6 +241,9 @@ func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
 		})
 	}
 	err := w.sender.Send(ctx, result)
+	if w.done != nil {
+		w.done()
+	}
 	if err == nil {
 		err = w.sender.Drain(ctx)
 	}

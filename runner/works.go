@@ -45,10 +45,12 @@ type works struct {
 	isClosed    bool          // nothing is taken, nor refused
 	idleCh      chan struct{} // closed when draining and nothing runs or waits
 	all         sync.WaitGroup
+	next        chan func()   // unbuffered: takes a job to a goroutine that has done one
+	over        chan struct{} // closed with isClosed
 }
 
 func newWorks(a *Agent) *works {
-	return &works{agent: a, running: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{})}
+	return &works{agent: a, running: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{}), next: make(chan func()), over: make(chan struct{})}
 }
 
 // receive takes what comes on `work.<session>`. It runs on the connection's callback and never blocks.
@@ -103,15 +105,44 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 	job := newWork(a, m, from, log)
 	if reason := w.refusal(); reason != nil {
 		log.Info("work refused", "reason", reason)
-		w.all.Go(func() { job.deliver(job.refuse(reason)) })
+		w.start(func() { job.deliver(job.refuse(reason)) })
 		return
 	}
 	w.running[id] = job
-	w.all.Go(func() {
+	w.start(func() {
 		result := job.run()
 		w.ended(id) // first: whoever has the result may count on the slot
 		job.deliver(result)
 		w.delivered(job)
+	})
+}
+
+// lingers is how long a goroutine waits for the next job: its stack has grown to what a work needs, which costs as much as a
+// small work.
+const lingers = 5 * time.Second
+
+// start runs a job on a goroutine that has done one, or a new one.
+func (w *works) start(job func()) {
+	select {
+	case w.next <- job:
+		return
+	default:
+	}
+	w.all.Go(func() {
+		job()
+		timer := time.NewTimer(lingers)
+		defer timer.Stop()
+		for {
+			select {
+			case job := <-w.next:
+				job()
+				timer.Reset(lingers)
+			case <-timer.C:
+				return
+			case <-w.over:
+				return
+			}
+		}
 	})
 }
 
@@ -171,7 +202,10 @@ func (w *works) cancelAll(reason *schemas.Error) {
 // close drops whatever is assigned from now on and cancels what runs.
 func (w *works) close(reason *schemas.Error) {
 	w.mu.Lock()
-	w.isClosed = true
+	if !w.isClosed {
+		w.isClosed = true
+		close(w.over)
+	}
 	w.mu.Unlock()
 	w.cancelAll(reason)
 }

@@ -29,6 +29,13 @@ type zstdStream struct {
 	done  []extent // where the parts are in body
 }
 
+// A batch of fewer bytes than worthCompressing goes through as it is: a frame on the bus has as much around it. One of fewer than
+// worthGoroutines is compressed by the goroutine that writes it.
+const (
+	worthCompressing = 4 << 10
+	worthGoroutines  = 64 << 10
+)
+
 // maxEncoders is how many buffers of one batch are compressed at once, at most.
 const maxEncoders = 4
 
@@ -43,7 +50,7 @@ func newZstdStream(w io.Writer) (*zstdStream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start zstd: %w", err)
 	}
-	return &zstdStream{w: w, zstd: encoder, fb: flatbuffers.NewBuilder(1 << 10)}, nil
+	return &zstdStream{w: w, zstd: encoder}, nil
 }
 
 // extent is where a buffer is in the body of its batch.
@@ -63,7 +70,7 @@ func (z *zstdStream) WritePayload(p ipc.Payload) error {
 	meta := p.Meta()
 	defer meta.Release()
 	batch, ok := readBatch(meta.Bytes())
-	if !ok {
+	if !ok || batch.bytes() < worthCompressing {
 		_, err := p.WritePayload(z.w)
 		return err
 	}
@@ -80,6 +87,13 @@ func (z *zstdStream) compress(p *ipc.Payload, buffers []extent) error {
 	if err := z.collect(p, buffers); err != nil {
 		return err
 	}
+	if bytes := (recordBatch{buffers: buffers}).bytes(); bytes < worthGoroutines {
+		for i := range z.parts {
+			z.parts[i].compress(z.zstd)
+		}
+		z.assemble()
+		return nil
+	}
 	var next atomic.Int64
 	var working sync.WaitGroup
 	work := func() {
@@ -92,7 +106,12 @@ func (z *zstdStream) compress(p *ipc.Payload, buffers []extent) error {
 	}
 	work()
 	working.Wait()
+	z.assemble()
+	return nil
+}
 
+// assemble makes body and done of the compressed parts.
+func (z *zstdStream) assemble() {
 	z.body, z.done = z.body[:0], z.done[:0]
 	for i := range z.parts {
 		out := z.parts[i].out
@@ -103,7 +122,6 @@ func (z *zstdStream) compress(p *ipc.Payload, buffers []extent) error {
 			z.body = append(z.body, 0)
 		}
 	}
-	return nil
 }
 
 // collect fills parts with the buffers of p. They stay those of p.
@@ -155,6 +173,9 @@ func (p *part) compress(encoder *zstd.Encoder) {
 }
 
 func (z *zstdStream) write(batch recordBatch) error {
+	if z.fb == nil {
+		z.fb = flatbuffers.NewBuilder(1 << 10)
+	}
 	meta := batch.message(z.fb, int64(len(z.body)))
 	padded := (len(meta) + 7) &^ 7
 	head := make([]byte, 8, 8+padded)
@@ -216,6 +237,14 @@ func readBatch(meta []byte) (b recordBatch, ok bool) {
 	}
 	b.nodes, b.buffers = extents(&batch, batchNodes), extents(&batch, batchBuffers)
 	return b, true
+}
+
+// bytes is the length of all buffers.
+func (b recordBatch) bytes() (n int64) {
+	for _, e := range b.buffers {
+		n += e.length
+	}
+	return n
 }
 
 func extents(t *flatbuffers.Table, slot int) []extent {

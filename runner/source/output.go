@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"sort"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -57,7 +58,19 @@ func NewOutput(w io.Writer, l Limits, onProgress func(phase runbusv1.Phase, msg 
 	if onProgress == nil {
 		onProgress = func(runbusv1.Phase, string, int64, int64) {}
 	}
-	return &Output{limits: l.Clamped(), onProgress: onProgress, now: time.Now, w: bufio.NewWriterSize(w, writeBuffer)}
+	return &Output{limits: l.Clamped(), onProgress: onProgress, now: time.Now, w: newWriter(w)}
+}
+
+// writers keeps buffers of outputs that were closed.
+var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, writeBuffer) }}
+
+func newWriter(w io.Writer) *bufio.Writer {
+	b, ok := writers.Get().(*bufio.Writer)
+	if !ok {
+		b = bufio.NewWriterSize(nil, writeBuffer)
+	}
+	b.Reset(w)
+	return b
 }
 
 // NewBatchOutput returns an Output that encodes nothing: it hands each batch to take, cut at the limits. The batch is the
@@ -211,6 +224,9 @@ func (o *Output) Close() error {
 			return o.fail(fmt.Errorf("end the result: %w", err))
 		}
 	}
+	o.w.Reset(nil)
+	writers.Put(o.w)
+	o.w = nil // nothing is written after Close
 	o.Phase(runbusv1.Phase_PHASE_DONE, "")
 	return nil
 }
