@@ -17,6 +17,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -36,6 +37,8 @@ type settings struct {
 }
 
 func main() {
+	floor := make([]byte, 32<<20) // as the product's programs do (cmd/internal/process): the collector rests
+	defer runtime.KeepAlive(floor)
 	if len(os.Args) > 1 && os.Args[1] == runnerRole {
 		exit(runRunner())
 	}

@@ -107,10 +107,15 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 	p.onClose(p.auth.Close)
 	copies := ops.NewCopies(conns[embedded.UserMicro], log)
 	p.onClose(copies.Close)
+	copyForOps := func(subject string, m proto.Message) {
+		if p.server.Watched(subject) {
+			copies.Publish(subject, m)
+		}
+	}
 	metrics := prometheus.NewRegistry()
 	p.registry, err = registry.New(ctx, registry.Deps{
 		Store: store, Serve: bus.NewConn(conns[embedded.UserServe]), Sys: conns[embedded.UserSys], Auth: p.auth, Audit: events,
-		Copies: copies.Publish, Metrics: metrics, Log: log,
+		Copies: copyForOps, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
@@ -118,7 +123,7 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 	p.onClose(p.registry.Close)
 	p.tasks.Go(func() error { return p.registry.Run(runCtx) })
 	p.dispatcher, err = dispatch.New(dispatch.Deps{
-		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copies.Publish, Metrics: metrics, Log: log,
+		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copyForOps, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
