@@ -26,8 +26,9 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if err != nil {
 		return err
 	}
-	// The token is in memory now; nothing that this process starts shall inherit it, and nobody read it off the process.
-	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"); err != nil {
+	// Token and proxy login are in memory now; nothing that this process starts shall inherit them, and nobody read them off the
+	// process.
+	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE", "HTTPS_PROXY", "https_proxy"); err != nil {
 		log.Warn("the enrolment token may still be seen in this process's /proc/…/environ: use RUNNER_ENROLL_TOKEN_FILE", "error", err)
 	}
 	cfg.Log = log
