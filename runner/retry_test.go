@@ -5,6 +5,9 @@ import (
 	"time"
 
 	"pgregory.net/rapid"
+
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/schemas"
 )
 
 // The first retry comes within 5 s, none takes longer than the slowest, and no number of attempts ends it (SPEC E8).
@@ -41,4 +44,60 @@ func TestClock(t *testing.T) {
 	if d := c.now().Sub(server); d < 2*time.Second || d > time.Minute {
 		t.Errorf("%s after the server's time, want 2 s and what the test took", d)
 	}
+}
+
+// After a success the pauses begin anew, of the link and of the hello alike (SPEC E8).
+func TestPausesBeginAnewAfterASuccess(t *testing.T) {
+	cp := newControlPlane(t)
+	proxy := bustest.NewProxy(t, cp.Addr())
+	attempts := make(chan int, 1024)
+	proxy.Cut(true)
+	p := cp.run(t, func(c *Config) { c.Addrs = []string{proxy.Addr()} }, func(a *Agent) {
+		a.retry = func(attempt int) time.Duration {
+			attempts <- attempt
+			return 10 * time.Millisecond
+		}
+	})
+	// rising waits until the n-th attempt in a row, which must begin with the first.
+	rising := func(what string, n int) {
+		t.Helper()
+		for want := 1; want <= n; want++ {
+			if got := receive(t, attempts, what); got != want {
+				t.Fatalf("%s: attempt %d, want %d", what, got, want)
+			}
+		}
+	}
+	settle := func() {
+		for len(attempts) > 0 {
+			<-attempts
+		}
+	}
+	rising("first link", 4)
+	cp.refuse(schemas.Errorf(schemas.CodeUnavailable, "not now"), false)
+	proxy.Cut(false)
+	p.log.await(t, "enrolment did not succeed")
+	settle()
+	p.log.awaitTimes(t, 5, "enrolment did not succeed")
+	cp.answerWith(cp.accept)
+	receive(t, p.enrolled, "enrolment")
+	receive(t, cp.beats, "heartbeat")
+	settle()
+
+	proxy.Cut(true)
+	rising("link after a cut", 4)
+	cp.refuse(schemas.Errorf(schemas.CodeUnavailable, "not now"), false)
+	settle()
+	proxy.Cut(false)
+	for { // what is left of the link's attempts
+		if got := receive(t, attempts, "attempt"); got == 1 {
+			break
+		}
+	}
+	for want := 2; want <= 4; want++ {
+		if got := receive(t, attempts, "hello after a cut"); got != want {
+			t.Fatalf("hello after a cut: attempt %d, want %d", got, want)
+		}
+	}
+	cp.answerWith(cp.accept)
+	receive(t, p.enrolled, "enrolment after the cut")
 }
