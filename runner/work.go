@@ -154,6 +154,7 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	err = connector.Fetch(ctx, env, source.Request{
 		Settings: req.GetSource().GetSettings(), Secrets: secrets, Query: req.GetQuery(),
 	}, out)
+	err = withoutSecrets(err, secrets)
 	endSpan(span, out.Rows(), out.Bytes(), err)
 	if err == nil && w.ctx.Err() != nil {
 		err = context.Cause(w.ctx)
@@ -173,6 +174,16 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	return &runbusv1.RunFetchResponse{
 		Rows: out.Rows(), Bytes: out.Bytes(), WireBytes: stream.total(), Notices: out.Notices(), RunnerPid: w.agent.pid(),
 	}, nil
+}
+
+// withoutSecrets is the second gate for what a connector says of its failure, should it have let a secret through. An error
+// without a code is not the source's.
+func withoutSecrets(err error, secrets map[string]string) error {
+	var coded *schemas.Error
+	if err == nil || errors.As(err, &coded) || errors.Is(err, context.Canceled) {
+		return source.Redact(err, secrets)
+	}
+	return schemas.Errorf(schemas.CodeFailed, "the fetch failed on the runner: %s", source.Redact(err, secrets).Error())
 }
 
 // secrets waits for the sealed bundle, if one follows, and opens it. caller is on whose behalf the work runs, if the bundle says.
