@@ -81,7 +81,7 @@ func plan(r *rand.Rand, runners, jobs, cuts int, plane string) wave {
 	between := func(low, high int) time.Duration { return time.Duration(low+r.IntN(high-low)) * time.Millisecond }
 	fatal := make([]bool, runners)
 	for i := range runners {
-		if r.IntN(5) == 0 {
+		if r.IntN(4) == 0 {
 			v.faults = append(v.faults, fault{kind: harsh[r.IntN(len(harsh))], runner: i, at: between(100, 1500)})
 			fatal[i] = true
 			continue
@@ -222,11 +222,7 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 	}
 	w.quiet()
 	after := w.settled(&before)
-	for i, name := range []string{"OPS", "RUN"} {
-		if w.seen[i].Load() == 0 {
-			w.t.Errorf("the watcher in %s saw nothing", name)
-		}
-	}
+	w.watched()
 	return w.summary(seed, time.Since(began), before, after)
 }
 
@@ -257,17 +253,18 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 	return fmt.Sprintf(`chaos: seed %d, %s: %d dispatches, %d executions, %d rows
   outcomes:%s
   faults:%s; %d cuts of links, %d messages twice
-  watchers saw %d messages in OPS, %d in RUN
+  watchers saw %d messages in OPS, %d in RUN, %d with a runner's credential
   held before %+v
   held after  %+v`, seed, took.Round(time.Second), len(w.jobs), executed, rows, list(outcomes), list(w.faults), cuts, repeated,
-		w.seen[0].Load(), w.seen[1].Load(), before, after)
+		w.seen[0].Load(), w.seen[1].Load(), w.seen[2].Load(), before, after)
 }
 
 // Under a seeded mix of faults every dispatch keeps its promises: at most one execution, one outcome, every row once, and
 // nothing is left behind.
 func TestSeededMinute(t *testing.T) {
 	w := newWorld(t, 3, nil)
-	text := w.storm(drawSeed(t), 24, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 25*time.Second })
+	w.eavesdrop(w.runners[1])
+	text := w.storm(drawSeed(t), 24, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 20*time.Second })
 	fmt.Println(text)
 }
 
@@ -278,6 +275,7 @@ func TestTenThousandDispatches(t *testing.T) {
 		return
 	}
 	w := newWorld(t, 4, nil)
+	w.eavesdrop(w.runners[1])
 	text := w.storm(drawSeed(t), 320, 3, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
 	fmt.Println(text)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nkeys"
 
+	"github.com/org-runink/runbus/schemas"
 	"github.com/org-runink/runbus/tests/stack"
 )
 
@@ -39,7 +40,7 @@ type world struct {
 	origin  *origin
 	runners []*member
 	client  *http.Client
-	seen    [2]atomic.Int64 // by the watchers
+	seen    [3]atomic.Int64 // by the watchers
 	conns   []*nats.Conn
 	number  atomic.Int64
 	jobs    []*job // judged
@@ -64,8 +65,8 @@ func newWorld(t testing.TB, n int, env map[string]string) *world {
 	_, w.target, _ = strings.Cut(w.plane.NATS, "://")
 	w.url, w.token = w.plane.HTTP, w.plane.Admin.Token
 	w.env["RUNBUS_NATS"], w.env["RUNBUS_HTTP"] = w.target, strings.TrimPrefix(w.plane.HTTP, "http://")
-	w.watch(0, w.connect("ops"))
-	w.watch(1, w.connect("dispatch"))
+	w.watch(0, w.connect("ops"), "runbus.v1.>")
+	w.watch(1, w.connect("dispatch"), "runbus.v1.*.runner.*.result.>", "runbus.v1.*.runner.*.reply.>")
 	for i := range n {
 		m := &member{id: "r" + strconv.Itoa(i), proxy: newProxy(t, w.target)}
 		_, m.token = w.plane.Admin.MintKey(t, m.id)
@@ -104,15 +105,50 @@ func (w *world) connect(user string) *nats.Conn {
 	return nc
 }
 
-// watch subscribes everything and counts the messages of results and of orders or their copies.
-func (w *world) watch(i int, nc *nats.Conn) {
+// watch subscribes subjects and counts what comes.
+func (w *world) watch(i int, nc *nats.Conn, subjects ...string) {
 	w.t.Helper()
-	if _, err := nc.Subscribe("runbus.v1.>", func(*nats.Msg) { w.seen[i].Add(1) }); err != nil {
-		w.t.Fatal(err)
+	for _, subject := range subjects {
+		if _, err := nc.Subscribe(subject, func(*nats.Msg) { w.seen[i].Add(1) }); err != nil {
+			w.t.Fatal(err)
+		}
 	}
 	if err := nc.FlushTimeout(stack.Patience); err != nil {
 		w.t.Fatal(err)
 	}
+}
+
+// watched fails unless every watcher was there and saw something.
+func (w *world) watched() {
+	w.t.Helper()
+	for i, where := range []string{"OPS", "RUN", "RUN, by the runner's own credential,"} {
+		if w.seen[i].Load() == 0 {
+			w.t.Errorf("the watcher in %s saw nothing", where)
+		}
+	}
+}
+
+// eavesdrop listens, with the runner's own credential, to the work and the orders of all its sessions: whatever is published there
+// has a subscriber, though no runner may be left. Nobody else may subscribe them.
+func (w *world) eavesdrop(m *member) {
+	w.t.Helper()
+	token, err := schemas.ParseServiceToken(m.token)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	public, err := token.Key.PublicKey()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	ref := schemas.RunnerRef{Tenant: token.Tenant, Runner: m.id}
+	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, token.Key.Sign), nats.Name(schemas.ConnectName(m.id, schemas.NewID())),
+		nats.CustomInboxPrefix(schemas.InboxPrefix(ref)), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.IgnoreAuthErrorAbort(),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+	if err != nil {
+		w.t.Fatalf("connect as runner %s: %v", m.id, err)
+	}
+	w.t.Cleanup(nc.Close)
+	w.watch(2, nc, schemas.WorkSubject(ref, "*"), schemas.ControlSubject(ref, "*"))
 }
 
 // start starts a process of the runner and waits until it takes work.

@@ -1,0 +1,163 @@
+package chaos
+
+import (
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// drills are small schedules with one kind of fault each, and the outcomes that it must have. Every invariant that a storm checks
+// is checked here too.
+var drills = []struct {
+	name string
+	run  func(t *testing.T, w *world)
+}{
+	{"quiet", func(_ *testing.T, w *world) { w.quiet() }},
+	{"duplicates", func(t *testing.T, w *world) {
+		m := w.runners[0]
+		for range 3 {
+			m.proxy.repeat(2000)
+			w.run(several(6, job{runner: m.id, rows: 2500, pause: 15, timeout: 15 * time.Second, mustStart: true, mustComplete: true}), nil)
+		}
+		m.proxy.heal()
+		if n, _ := m.proxy.counts(); n < 50 {
+			t.Errorf("only %d messages came twice", n)
+		}
+	}},
+	{"cuts", func(_ *testing.T, w *world) {
+		// What is sent while the link is held is lost with it: frames, and the result of those that end in the meantime.
+		jobs := several(6, job{runner: "r0", rows: 2000, pause: 80, timeout: 25 * time.Second, mustStart: true, mustComplete: true})
+		for i, j := range jobs {
+			j.last = 300 * i
+		}
+		m := w.runners[0]
+		w.run(jobs, func() {
+			for range 4 {
+				<-time.After(500 * time.Millisecond) // the schedule's time
+				m.proxy.hold(up)
+				<-time.After(400 * time.Millisecond)
+				m.proxy.cut(false)
+				m.proxy.heal()
+			}
+		})
+	}},
+	{"cancel", func(_ *testing.T, w *world) {
+		jobs := several(4, job{runner: "r0", rows: 200, last: 90_000, timeout: 120 * time.Second, cancelAt: 500 * time.Millisecond, mustStart: true, want: []string{"cancelled"}})
+		jobs = append(jobs, several(4, job{runner: "r0", rows: 200, last: 90_000, timeout: 120 * time.Second, hangUpAt: time.Second, mustStart: true})...)
+		w.run(jobs, func() {
+			<-time.After(1500 * time.Millisecond) // all have been stopped half a second ago
+			w.idle(3 * time.Second)
+		})
+		w.quiet()
+	}},
+	{"deadline", func(_ *testing.T, w *world) {
+		w.run(several(4, job{runner: "r0", rows: 200, last: 30_000, timeout: time.Second, mustStart: true, want: []string{"deadline"}}), nil)
+		w.idle(3 * time.Second)
+		w.quiet()
+	}},
+	{"row limit", func(_ *testing.T, w *world) {
+		for _, most := range []int{1, 99, 100, 101, 999, 1000} {
+			w.run(several(1, job{runner: "r0", rows: 1000, most: most, timeout: 15 * time.Second, mustStart: true, mustComplete: true}), nil)
+		}
+	}},
+	{"killed", func(_ *testing.T, w *world) {
+		w.run(several(6, job{runner: "r0", rows: 200, last: 20_000, timeout: 60 * time.Second, mustStart: true, want: []string{"runner_lost"}}), func() {
+			<-time.After(time.Second) // the schedule's time
+			w.kill(w.runners[0])
+			w.start(w.runners[0])
+		})
+		w.idle(3 * time.Second)
+		w.quiet()
+	}},
+	{"replaced", func(_ *testing.T, w *world) {
+		w.run(several(4, job{runner: "r0", rows: 200, last: 20_000, timeout: 60 * time.Second, mustStart: true, want: []string{"runner_lost"}}), func() {
+			<-time.After(time.Second) // the schedule's time
+			w.replace(w.runners[0])
+		})
+		w.quiet()
+	}},
+	{"stopped", func(_ *testing.T, w *world) {
+		// A process that stands still accepts nothing; when it goes on, what was meant for it is too late.
+		m := w.runners[0]
+		m.process.Signal(w.t, syscall.SIGSTOP)
+		jobs := several(4, job{runner: m.id, rows: 200, timeout: 60 * time.Second, want: []string{"outcome_unknown", "refused"}})
+		w.run(jobs, nil)
+		m.process.Signal(w.t, syscall.SIGCONT)
+		w.quiet()
+		for _, j := range jobs {
+			if n := w.origin.executed(j.marker); n > 0 {
+				w.broken("expired", "executed %d times after its time: %s", n, j)
+			}
+		}
+	}},
+	{"dead", func(_ *testing.T, w *world) {
+		// Nobody is there, and watchers hide it.
+		m := w.runners[0]
+		w.kill(m)
+		w.plane.Admin.AwaitRunner(w.t, m.id, false)
+		began := time.Now()
+		jobs := several(4, job{runner: m.id, rows: 200, timeout: 60 * time.Second, want: []string{"refused"}})
+		w.run(jobs, nil)
+		for _, j := range jobs {
+			if j.final.Code != "runner_offline" {
+				w.broken("right-outcome", "not runner_offline: %+v", j.final)
+			}
+		}
+		if took := time.Since(began); took > 5*time.Second {
+			w.broken("in-time", "the refusals took %s", took)
+		}
+		w.start(m)
+		w.quiet()
+	}},
+	{"control plane killed", func(_ *testing.T, w *world) {
+		w.run(several(6, job{runner: "r0", rows: 1000, pause: 200, last: 2000, timeout: 60 * time.Second, bereft: true}), func() {
+			<-time.After(time.Second) // the schedule's time
+			w.restart()
+		})
+		w.idle(60 * time.Second)
+		w.quiet()
+	}},
+	{"nothing is kept", func(_ *testing.T, w *world) {
+		before := w.baseline()
+		for range 10 {
+			w.run(several(slots, job{runner: "r0", rows: 300, timeout: 15 * time.Second, mustStart: true, mustComplete: true}), nil)
+		}
+		w.settled(&before)
+	}},
+}
+
+// several is n jobs like one.
+func several(n int, one job) []*job {
+	jobs := make([]*job, n)
+	for i := range jobs {
+		j := one
+		jobs[i] = &j
+	}
+	return jobs
+}
+
+// Each kind of fault has its outcome, while watchers listen to everything.
+func TestDrills(t *testing.T) {
+	for _, d := range drills {
+		t.Run(d.name, func(t *testing.T) {
+			began := time.Now()
+			w := newWorld(t, 1, nil)
+			w.eavesdrop(w.runners[0])
+			d.run(t, w)
+			w.watched()
+			fmt.Printf("chaos: drill %q: %s\n", d.name, time.Since(began).Round(100*time.Millisecond))
+		})
+	}
+}
+
+// drillNamed reports whether there is one.
+func drillNamed(name string) bool {
+	return slices.ContainsFunc(drills, func(d struct {
+		name string
+		run  func(t *testing.T, w *world)
+	}) bool {
+		return d.name == name
+	})
+}
