@@ -16,8 +16,6 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/proto"
 
@@ -236,7 +234,7 @@ func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
 }
 
 func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
-	metrics := c.metrics()
+	metrics := newMetrics(c.cfg.Version)
 	serve, err := c.conn(embedded.UserServe)
 	if err != nil {
 		return err
@@ -255,6 +253,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	}
 	c.copies = ops.NewCopies(micro, c.cfg.Log.With("part", "ops"))
 	c.onClose(c.copies.Close)
+	watchParts(metrics, c.audit, c.copies)
 	c.registry, err = registry.New(ctx, registry.Deps{
 		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
 		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
@@ -305,12 +304,6 @@ func (c *ControlPlane) copyForOps(subject string, m proto.Message) {
 	if c.server.Watched(subject) {
 		c.copies.Publish(subject, m)
 	}
-}
-
-func (c *ControlPlane) metrics() *prometheus.Registry {
-	r := prometheus.NewRegistry()
-	r.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	return r
 }
 
 // checks are the conditions of /readyz.

@@ -28,6 +28,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type env struct {
 	*rt.Stack
 	d      *dispatch.Dispatcher
+	record *trace.Recorder // its timelines stay in memory
 	runner *rt.Runner
 	cred   rt.Credential
 	copies *copies
@@ -40,13 +41,17 @@ func newEnv(t *testing.T, configure func(*dispatch.Deps), reg func(*registry.Dep
 		Bus: bus.NewConn(e.Conn(t, embedded.UserDispatch)), Registry: e.Registry, Audit: e.Audit, Metrics: e.Metrics,
 		Copies: e.copies.add, Log: e.Log, Now: e.Clock.Now, ConfirmWithin: 500 * time.Millisecond,
 	}
+	var err error
+	e.record, err = trace.New(trace.Deps{Store: e.Store, Replica: "test", Metrics: e.Metrics, Log: e.Log, Now: e.Clock.Now})
+	rt.Must(t, err)
+	t.Cleanup(e.record.Close)
+	deps.Recorder = e.record
 	if configure != nil {
 		configure(&deps)
 	}
 	if deps.Audit == nil {
 		deps.Audit = e.stoppedLog(t)
 	}
-	var err error
 	e.d, err = dispatch.New(deps)
 	rt.Must(t, err)
 	t.Cleanup(func() {

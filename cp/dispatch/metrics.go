@@ -97,8 +97,11 @@ type droppedCollector struct{ receivers *bus.Receivers }
 func (c droppedCollector) Describe(ch chan<- *prometheus.Desc) { ch <- droppedDesc }
 
 func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
-	for reason, n := range c.receivers.Dropped() {
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(n), string(reason))
+	dropped := c.receivers.Dropped()
+	for _, reason := range []bus.DropReason{
+		bus.DropUnknown, bus.DropLate, bus.DropDuplicate, bus.DropForeign, bus.DropSession, bus.DropGap, bus.DropOverrun, bus.DropInvalid,
+	} {
+		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(dropped[reason]), string(reason))
 	}
 }
 

@@ -50,7 +50,7 @@ func TestEnrolment(t *testing.T) {
 	for _, part := range []string{
 		`"id":"edge.1"`, `"displayName":"Edge edge.1"`, `"kind":"self_hosted"`, `"address":""`, `"zone":""`, `"labels":{}`,
 		`"state":"ACTIVE"`, `"link":"outbound"`, `"claims":{"name":"Edge edge.1","version":"1.2.3","capabilities":["fetch","source:file"]`,
-		`"connected":true`, `"limit":4`, `"limitEnforced":true`, `"signals":{"connection":"up","heartbeat":"fresh"}`,
+		`"connected":true`, `"limit":4`, `"limitEnforced":true`, `"signals":{"connection":"up","heartbeat":"fresh","responders":"not asked"}`,
 	} {
 		if !strings.Contains(string(body), part) {
 			t.Errorf("the list lacks %s: %s", part, body)

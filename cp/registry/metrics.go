@@ -23,6 +23,13 @@ func newMetrics(r *Registry) (*metrics, error) {
 		dropped:    counter("dropped_total", "Messages of runners that were dropped, by reason.", "reason"),
 		registerer: r.d.Metrics,
 	}
+	// So that a rate is 0 and not absent before the first one.
+	for _, c := range []*prometheus.CounterVec{m.hellos, m.heartbeats, m.goodbyes} {
+		c.WithLabelValues("ok")
+	}
+	for _, reason := range []string{"subject", "overload", "flood", "hello_first", "foreign_reply"} {
+		m.dropped.WithLabelValues(reason)
+	}
 	if m.registerer == nil {
 		return m, nil
 	}
