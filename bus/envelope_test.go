@@ -173,8 +173,8 @@ func FuzzDecodeFrames(f *testing.F) {
 			f.Fatal(err)
 		}
 		frames = append(frames, msg)
-		f.Add(bundle("ctl", "data", frames).Data, true)
-		f.Add(bundle("ctl", "data", frames).Data, false)
+		f.Add(bundle("ctl", "data", frames, nil).Data, true)
+		f.Add(bundle("ctl", "data", frames, nil).Data, false)
 	}
 	f.Add([]byte{0x9a, 0x0a, 0x02, 0xa2, 0x0a}, true)
 	f.Fuzz(func(t *testing.T, body []byte, data bool) {

@@ -1,6 +1,8 @@
 package bus
 
 import (
+	"slices"
+
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -111,14 +113,14 @@ const (
 // bundleBytes is the most that frames in one bundle have together: larger ones gain nothing by it.
 const bundleBytes = 64 << 10
 
-// bundle puts frames of one dispatch, encoded, into one message.
-func bundle(ctl, data string, frames []*nats.Msg) *nats.Msg {
+// bundle puts frames of one dispatch, encoded, into one message. Its body begins at the beginning of memory, if that is large enough.
+func bundle(ctl, data string, frames []*nats.Msg, memory []byte) *nats.Msg {
 	size := 0
 	subject := ctl
 	for _, f := range frames {
 		size += len(f.Data) + 16
 	}
-	body := make([]byte, 0, size)
+	body := slices.Grow(memory[:0], size)
 	for _, f := range frames {
 		field := protowire.Number(progressField)
 		switch TypeOf(f) {

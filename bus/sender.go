@@ -239,7 +239,8 @@ func (s *Sender) publish(most int) (more bool) {
 		}
 		msg := frames[0]
 		if len(frames) > 1 {
-			msg = bundle(s.ctl, s.data, frames)
+			msg = bundle(s.ctl, s.data, frames, s.all.memory)
+			s.all.memory = msg.Data // publish copies it
 		}
 		if err := s.all.conn.publish(trace.onAnswer(msg)); err != nil {
 			s.mu.Lock()

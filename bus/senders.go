@@ -40,6 +40,8 @@ type Senders struct {
 	stop    chan struct{}
 	stopped chan struct{}
 
+	memory []byte // for a bundle; belongs to who has the writer's part
+
 	mu      sync.Mutex
 	open    map[string]*Sender // by dispatch
 	ready   []*Sender          // with something to publish, in turn

@@ -77,7 +77,7 @@ func (w *world) publish() {
 		}
 		msg := frames[0]
 		if len(frames) > 1 {
-			msg = bundle(w.sender.ctl, w.sender.data, frames)
+			msg = bundle(w.sender.ctl, w.sender.data, frames, nil)
 		}
 		w.up = append(w.up, msg)
 	}
