@@ -89,7 +89,7 @@ func TestLyingRunners(t *testing.T) {
 			got := <-ended
 			if got.status == http.StatusOK && got.last.Outcome != c.outcome || got.status != http.StatusOK && c.outcome == "completed" ||
 				!strings.Contains(got.last.Message, c.text) {
-				t.Errorf("status %d, outcome %q: %q", got.status, got.last.Outcome, got.last.Message)
+				t.Errorf("BROKEN lies: status %d, outcome %q: %q", got.status, got.last.Outcome, got.last.Message)
 			}
 		})
 	}

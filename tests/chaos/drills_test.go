@@ -82,7 +82,7 @@ var drills = []struct {
 		// A process that stands still accepts nothing; when it goes on, what was meant for it is too late.
 		m := w.runners[0]
 		m.process.Signal(w.t, syscall.SIGSTOP)
-		jobs := several(4, job{runner: m.id, rows: 200, timeout: 60 * time.Second, want: []string{"outcome_unknown", "refused"}})
+		jobs := several(4, job{runner: m.id, rows: 200, timeout: 60 * time.Second, want: []string{"outcome_unknown"}})
 		w.run(jobs, nil)
 		m.process.Signal(w.t, syscall.SIGCONT)
 		w.quiet()
@@ -122,7 +122,7 @@ var drills = []struct {
 	{"nothing is kept", func(_ *testing.T, w *world) {
 		before := w.baseline()
 		for range 10 {
-			w.run(several(slots, job{runner: "r0", rows: 300, timeout: 15 * time.Second, mustStart: true, mustComplete: true}), nil)
+			w.run(several(few, job{runner: "r0", rows: 300, timeout: 15 * time.Second, mustStart: true, mustComplete: true}), nil)
 		}
 		w.settled(&before)
 	}},
@@ -143,7 +143,7 @@ func TestDrills(t *testing.T) {
 	for _, d := range drills {
 		t.Run(d.name, func(t *testing.T) {
 			began := time.Now()
-			w := newWorld(t, 1, nil)
+			w := newWorld(t, 1, few)
 			w.eavesdrop(w.runners[0])
 			d.run(t, w)
 			w.watched()

@@ -18,16 +18,16 @@ import (
 
 // job is one fetch of a run: what is asked for, what may be expected, and what came of it.
 type job struct {
-	runner               string
-	rows, most           int // of the source; most is the caller's limit, 0 for none
-	pause, last          int // ms of the source, after each hundred rows and before the end
-	timeout              time.Duration
-	cancelAt, hangUpAt   time.Duration // 0: never
-	mustStart            bool          // the runner can't be missing, nor busy
-	mustComplete         bool          // once accepted: the faults are such that it must
-	want                 []string      // outcomes, if only some are right
-	bereft               bool          // the control plane dies: its caller may be left with nothing
-	patience             time.Duration // what the faults may add to the time it takes
+	runner             string
+	rows, most         int // of the source; most is the caller's limit, 0 for none
+	pause, last        int // ms of the source, after each hundred rows and before the end
+	timeout            time.Duration
+	cancelAt, hangUpAt time.Duration // 0: never
+	mustStart          bool          // the runner can't be missing, nor busy
+	mustComplete       bool          // once accepted: the faults are such that it must
+	want               []string      // outcomes, if only some are right
+	bereft             bool          // the control plane dies: its caller may be left with nothing
+	patience           time.Duration // what the faults may add to the time it takes
 
 	marker, dispatch string
 	status           int

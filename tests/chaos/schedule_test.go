@@ -262,9 +262,9 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 // Under a seeded mix of faults every dispatch keeps its promises: at most one execution, one outcome, every row once, and
 // nothing is left behind.
 func TestSeededMinute(t *testing.T) {
-	w := newWorld(t, 3, nil)
+	w := newWorld(t, 3, few)
 	w.eavesdrop(w.runners[1])
-	text := w.storm(drawSeed(t), 24, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 20*time.Second })
+	text := w.storm(drawSeed(t), 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 20*time.Second })
 	fmt.Println(text)
 }
 
@@ -274,8 +274,8 @@ func TestTenThousandDispatches(t *testing.T) {
 		t.Log("many minutes: run it by scripts/chaos")
 		return
 	}
-	w := newWorld(t, 4, nil)
+	w := newWorld(t, 4, 80)
 	w.eavesdrop(w.runners[1])
-	text := w.storm(drawSeed(t), 320, 3, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
+	text := w.storm(drawSeed(t), 4*80, 9, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
 	fmt.Println(text)
 }

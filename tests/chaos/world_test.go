@@ -3,7 +3,6 @@ package chaos
 import (
 	"encoding/json"
 	"fmt"
-	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -22,8 +21,8 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
-// slots is what each runner of a world takes at once.
-const slots = 8
+// few is what each runner of a world takes at once, if no more is asked for.
+const few = 8
 
 // exitReplaced is the exit status of a runner whose id another process took.
 const exitReplaced = 10
@@ -37,6 +36,7 @@ type world struct {
 	target  string // of the bus
 	url     string // of the API
 	token   string // of the admin
+	slots   int // of each runner
 	origin  *origin
 	runners []*member
 	client  *http.Client
@@ -54,12 +54,11 @@ type member struct {
 	process   *stack.Runner
 }
 
-// newWorld starts a control plane and n runners.
-func newWorld(t testing.TB, n int, env map[string]string) *world {
+// newWorld starts a control plane and n runners with so many slots each.
+func newWorld(t testing.TB, n, slots int) *world {
 	t.Helper()
-	all := map[string]string{"RUNBUS_NATS_PLAINTEXT": "true", "RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
-	maps.Copy(all, env)
-	w := &world{t: t, env: all, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	env := map[string]string{"RUNBUS_NATS_PLAINTEXT": "true", "RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
+	w := &world{t: t, env: env, slots: slots, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}}
 	t.Cleanup(w.client.CloseIdleConnections)
 	w.plane = stack.StartPlane(t, false, w.env)
 	_, w.target, _ = strings.Cut(w.plane.NATS, "://")
@@ -156,7 +155,7 @@ func (w *world) start(m *member) {
 	w.t.Helper()
 	m.process = w.plane.StartRunner(w.t, m.id, map[string]string{
 		"RUNNER_ENROLL_ADDR": m.proxy.addr(), "RUNNER_ENROLL_TLS": "false", "RUNNER_ENROLL_TOKEN": m.token,
-		"RUNNER_CONCURRENCY": strconv.Itoa(slots), "CORE_RUNNER_STATE_DIR": filepath.Join(w.t.TempDir(), "state"),
+		"RUNNER_CONCURRENCY": strconv.Itoa(w.slots), "CORE_RUNNER_STATE_DIR": filepath.Join(w.t.TempDir(), "state"),
 	})
 }
 
@@ -298,7 +297,7 @@ func (w *world) quiet() {
 	w.t.Helper()
 	var all []*job
 	for _, m := range w.runners {
-		for range slots {
+		for range w.slots {
 			all = append(all, &job{runner: m.id, rows: 5, last: 300, timeout: 60 * time.Second, mustStart: true, mustComplete: true})
 		}
 	}
