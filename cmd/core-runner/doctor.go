@@ -30,7 +30,7 @@ nor its work.
 Each check is ok, warn, fail, or skip (one before it failed).
 Exit status: 0 nothing failed, 1 something did, 2 usage.`,
 		Flags: []cli.Flag{
-			stateDirFlag(),
+			stateDirFlag(), policyFlag(),
 			&cli.BoolFlag{Name: "json", Usage: "print one JSON object"},
 			&cli.DurationFlag{Name: "timeout", Usage: "how long one step may take", Value: 10 * time.Second},
 		},
@@ -53,7 +53,7 @@ func diagnose(c *cli.Context) error {
 		show = &checklist{out: c.App.Writer, terminal: isTerminal(c.App.Writer)}
 		o.Begin, o.Done = show.begin, show.done
 	}
-	d := diagnosis(ctx, c.String("state-dir"), o)
+	d := diagnosis(ctx, c, o)
 	if ctx.Err() != nil {
 		return errors.New("interrupted")
 	}
@@ -81,12 +81,12 @@ func diagnose(c *cli.Context) error {
 	return nil
 }
 
-func diagnosis(ctx context.Context, stateDir string, o runner.DoctorOptions) runner.Diagnosis {
+func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runner.Diagnosis {
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	if err != nil {
 		return runner.DiagnoseError(err)
 	}
-	cfg.StateDir = stateDir
+	cfg.StateDir, cfg.Policy = c.String("state-dir"), c.String("policy")
 	return runner.Diagnose(ctx, cfg, o)
 }
 

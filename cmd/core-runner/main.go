@@ -60,6 +60,7 @@ func serveCommand() *cli.Command {
   RUNNER_ENROLL_TOKEN_FILE  instead: a file of mode 0600 or 0400 with the token in it
   RUNNER_ENROLL_CA      PEM file trusted beside the system roots
   RUNNER_ENROLL_TLS     false turns TLS off (default true)
+  HTTPS_PROXY, NO_PROXY HTTP proxy on the way to the control plane, and what is dialled directly all the same; never for sources
   RUNNER_ID             stable id, 1-64 of A-Z a-z 0-9 - _ . (default: generated, kept in the state folder)
   RUNNER_NAME, RUNNER_VERSION   for display
   RUNNER_FILE_ROOTS     folders that the file and sqlite sources may read, a list as in PATH (default: none)
@@ -72,7 +73,7 @@ func serveCommand() *cli.Command {
 Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
 		Flags: []cli.Flag{
 			stateDirFlag(),
-			&cli.StringFlag{Name: "policy", Usage: "file of the local policy: what this runner may reach", EnvVars: []string{"RUNNER_POLICY"}},
+			policyFlag(),
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
@@ -87,6 +88,10 @@ Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another proces
 			})
 		},
 	}
+}
+
+func policyFlag() *cli.StringFlag {
+	return &cli.StringFlag{Name: "policy", Usage: "file of the local policy: what this runner may reach", EnvVars: []string{"RUNNER_POLICY"}}
 }
 
 // errTokenOnCommandLine refuses a token that everybody on this host can see in the list of processes. It does not repeat it.

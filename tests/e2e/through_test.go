@@ -92,13 +92,20 @@ func TestARunnerBehindAProxy(t *testing.T) {
 	proxy := tunneltest.Start(t, &tunneltest.Proxy{
 		Knows: map[string]string{name + ":443": strings.TrimPrefix(plane.WebSocket, "wss://")}, User: "me", Password: "hunter2",
 	}, nil)
-	through := map[string]string{"RUNNER_ENROLL_ADDR": "wss://" + name, "HTTPS_PROXY": "http://me:hunter2@" + proxy.Addr()}
+	way := "http://me:hunter2@" + proxy.Addr()
+	through := map[string]string{"RUNNER_ENROLL_ADDR": "wss://" + name, "HTTPS_PROXY": way, "HTTP_PROXY": way}
 	r := plane.StartRunner(t, "edge", through)
 	src := newSource(t)
 	src.let()
 	f := plane.Admin.Fetch(t, src.body("edge"))
 	if end := f.End(); end.Type != "result" {
 		t.Errorf("a fetch ends with %+v", end)
+	}
+	for _, url := range []string{"http://source.test/", "https://source.test/"} {
+		body := map[string]any{"runnerId": "edge", "source": map[string]any{"kind": "http", "settings": map[string]string{"url": url, "format": "jsonl"}}}
+		if end := plane.Admin.Fetch(t, body).End(); end.Type != "error" {
+			t.Errorf("a name that nobody knows gives %+v", end)
+		}
 	}
 	for _, asked := range proxy.Asked() {
 		if asked != name+":443" {

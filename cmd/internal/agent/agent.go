@@ -6,6 +6,8 @@ import (
 	"context"
 	"io"
 	"log/slog"
+	"net/http"
+	"net/url"
 	"os"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
@@ -26,9 +28,11 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if err != nil {
 		return err
 	}
+	// The standard library reads the proxy's variables once, at the first request: spans may have to go out by it later.
+	_, _ = http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: "invalid"}}) // what is wrong with them, runner.New says
 	// Token and proxy login are in memory now; nothing that this process starts shall inherit them, and nobody read them off the
 	// process.
-	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE", "HTTPS_PROXY", "https_proxy"); err != nil {
+	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"); err != nil {
 		log.Warn("the enrolment token may still be seen in this process's /proc/…/environ: use RUNNER_ENROLL_TOKEN_FILE", "error", err)
 	}
 	cfg.Log = log
