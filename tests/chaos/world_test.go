@@ -36,7 +36,7 @@ type world struct {
 	target  string // of the bus
 	url     string // of the API
 	token   string // of the admin
-	slots   int // of each runner
+	slots   int    // of each runner
 	origin  *origin
 	runners []*member
 	client  *http.Client
