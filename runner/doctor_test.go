@@ -285,7 +285,7 @@ func TestDoctorAndTheControlPlanesAnswer(t *testing.T) {
 	}
 	t.Run("none", func(t *testing.T) {
 		cp.answerWith(func(*runbusv1.RunnerHello) *runbusv1.EnrollmentAccepted { return nil })
-		d := cp.examine(t, func(_ *Config, o *DoctorOptions) { o.Patience = time.Second })
+		d := cp.examine(t, func(_ *Config, o *DoctorOptions) { o.Patience = 3 * time.Second })
 		if got := d.only(t, "token"); got.Verdict != CheckFail || !strings.Contains(got.Saw, "was not answered") {
 			t.Errorf("%+v", got)
 		}

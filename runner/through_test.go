@@ -106,7 +106,11 @@ func TestWhyAProxyDoesNotLetThrough(t *testing.T) {
 			p := cp.run(t, func(cfg *Config) {
 				cfg.Addrs = []string{name}
 				cfg.Proxy = tunnel.Settings{Proxy: "http://me:hunter2@" + c.proxy.Addr()}
-			}, func(a *Agent) { a.waits.connect = 300 * time.Millisecond })
+			}, func(a *Agent) {
+				if c.proxy.Silent {
+					a.waits.connect = 300 * time.Millisecond
+				}
+			})
 			for n := range 3 {
 				if line := p.log.awaitTimes(t, n+1, "can't reach the control plane"); !strings.Contains(line, c.text) || !strings.Contains(line, c.hint) {
 					t.Errorf("the log says %q, want %q and %q", line, c.text, c.hint)
