@@ -216,7 +216,9 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 			w.t.Logf("seed %d, wave %d: %+v", seed, n, v.faults)
 			break
 		}
-		if _, c := w.sums(); enough(len(w.jobs), c, began) {
+		_, c := w.sums()
+		fmt.Printf("chaos: wave %d, %s: %d dispatches, %d cuts\n", n, time.Since(began).Round(time.Second), len(w.jobs), c)
+		if enough(len(w.jobs), c, began) {
 			break
 		}
 	}
