@@ -151,6 +151,7 @@ func (l *loop) work(msg *nats.Msg) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s := l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
+	s.Bundle()
 	defer s.Close()
 	for _, f := range frames {
 		if err := s.Send(ctx, f); err != nil {
