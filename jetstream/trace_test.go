@@ -3,6 +3,7 @@ package jetstream
 import (
 	"errors"
 	"fmt"
+	"strconv"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ func TestTraces(t *testing.T) {
 			t.Fatal(err)
 		}
 		m, err := s.NextTrace(ctx, []string{"acme", "umbrella"}[i%2], TraceEnded, uint64(i+1))
-		if err != nil || string(m.Body) != fmt.Sprint(i) || m.Seq != uint64(i+1) {
+		if err != nil || string(m.Body) != strconv.Itoa(i) || m.Seq != uint64(i+1) {
 			t.Fatalf("message %d: %+v, %v", i, m, err)
 		}
 		at = append(at, m.At)

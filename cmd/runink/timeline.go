@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -214,7 +215,7 @@ func fetchListCommand() *cli.Command {
 func listFetches(c *cli.Context, api *client, query url.Values, limit int) ([]json.RawMessage, error) {
 	all := []json.RawMessage{}
 	for range mostPages {
-		query.Set("limit", fmt.Sprint(limit-len(all)))
+		query.Set("limit", strconv.Itoa(limit-len(all)))
 		page, next, err := api.page(c.Context, "/api/fetches?"+query.Encode())
 		if err != nil {
 			return nil, err

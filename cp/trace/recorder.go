@@ -293,16 +293,22 @@ func encode(replica string, list []*Live) (body []byte, n int) {
 	if err != nil {
 		return nil, 0
 	}
-	body = append(append([]byte(`{"replica":`), head...), `,"timelines":[`...)
+	body = append(append(make([]byte, 0, min(1<<10*len(list), maxBatch)+2<<10), `{"replica":`...), head...)
+	body = append(body, `,"timelines":[`...)
+	begin := len(body)
 	for _, l := range list {
-		one, err := json.Marshal(l.ended())
-		if err != nil || n > 0 && len(body)+len(one) > maxBatch {
-			break
-		}
-		if n > 0 {
+		before := len(body)
+		if before > begin {
 			body = append(body, ',')
 		}
-		body = append(body, one...)
+		body, err = appendTimeline(body, l.ended())
+		if err == nil && before > begin && len(body) > maxBatch {
+			body = body[:before]
+			break
+		}
+		if err != nil { // it can't be written, now or later
+			body = body[:before]
+		}
 		n++
 	}
 	return append(body, `]}`...), n

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -375,4 +376,33 @@ func FuzzCursor(f *testing.F) {
 			t.Errorf("%q: %v, %v, %v", text, c, again, err)
 		}
 	})
+}
+
+// What one short dispatch costs beside its way: its begin, its end, and its part of a message.
+func BenchmarkTimeline(b *testing.B) {
+	r := &Recorder{d: Deps{Replica: "a", Now: time.Now}, wake: make(chan struct{}, 1), live: make(map[string]*Live), shown: make(map[string]bool)}
+	r.metrics, _ = newMetrics(nil)
+	s := &scene{now: time.Now()}
+	began := s.now
+	t := s.timeline("01J00000000000000000000000", "acme", "edge", began)
+	for range 5 {
+		t.Phases = append(t.Phases, Step{Phase: PhaseDone, At: began, By: "runner:edge"})
+	}
+	t.State, t.Outcome, t.EndedAt = StateEnded, "completed", &s.now
+	b.ReportAllocs()
+	for i := range b.N {
+		l := r.Begin("acme", strconv.Itoa(i), began, func() Timeline { return t })
+		l.Changed()
+		l.End(t)
+		if len(r.ended) == 256 {
+			for list := r.ended; len(list) > 0; {
+				_, n := encode("a", list)
+				for _, l := range list[:n] {
+					r.forget(l)
+				}
+				list = list[n:]
+			}
+			r.ended = r.ended[:0]
+		}
+	}
 }

@@ -145,13 +145,13 @@ func TestTheTimelineOfAFetch(t *testing.T) {
 		t.Errorf("%+v", last)
 	}
 	// An ended one: the timeline, and the stream ends.
-	events, names := follow(t, reader, f.Dispatch), ""
+	events, names := follow(t, reader, f.Dispatch), []string{}
 	for name := "x"; name != ""; {
 		name = events.next(&nothing)
-		names += name + ","
+		names = append(names, name)
 	}
-	if !strings.HasSuffix(names, "phase,progress,end,,") {
-		t.Errorf("events of an ended fetch: %s", names)
+	if all := strings.Join(names, ","); !strings.HasSuffix(all, "phase,progress,end,") {
+		t.Errorf("events of an ended fetch: %s", all)
 	}
 
 	// A refusal is a timeline too; the command line shows both.
