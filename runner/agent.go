@@ -152,7 +152,7 @@ func (a *Agent) Abort() {
 // run then are cancelled and get five seconds to say so. A cancelled ctx ends it like that without a goodbye, with ctx's error.
 // A lost link is mended for ever (SPEC E8).
 func (a *Agent) Run(ctx context.Context) error {
-	defer a.env.Roots.Close()
+	defer func() { _ = a.env.Roots.Close() }() // read only: nothing is lost
 	a.log.Info(schemas.RoleRunnerText)
 	a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
 	a.logPolicy()

@@ -72,8 +72,8 @@ func (a *Agent) obey(msg *nats.Msg) {
 // health is this process's claim about itself; it touches no source (SPEC C10).
 func (a *Agent) health() *runbusv1.RunnerHealth {
 	return &runbusv1.RunnerHealth{
-		InFlight: int32(a.works.count()), Limit: int32(a.cfg.Concurrency), //nolint:gosec // at most 10000
-		ResidentBytes: residentBytes(), Goroutines: int32(runtime.NumGoroutine()), //nolint:gosec // far below
+		InFlight: int32(a.works.count()), Limit: int32(a.cfg.Concurrency),
+		ResidentBytes: residentBytes(), Goroutines: int32(runtime.NumGoroutine()),
 		StartedAt: timestamppb.New(processStart),
 	}
 }

@@ -85,7 +85,7 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 	}
 	h := &runbusv1.RunnerHello{
 		RunnerId: a.ref.Runner, Name: a.cfg.Name, Version: a.cfg.Version,
-		Capabilities: capabilities(), LoadScore: a.works.load(), Limit: int32(a.cfg.Concurrency), //nolint:gosec // at most 10000
+		Capabilities: capabilities(), LoadScore: a.works.load(), Limit: int32(a.cfg.Concurrency),
 		ProcessNonce: a.nonce, Pid: a.pid(), SealingKey: a.key.Public(),
 		RunningDispatches: a.works.runningIDs(), Draining: a.works.draining(), Policy: a.statement(),
 	}
@@ -197,7 +197,7 @@ func (a *Agent) report() {
 	}
 	err := a.conn.Publish(schemas.HeartbeatSubject(a.ref), &runbusv1.RunnerHeartbeat{
 		Session: s.id, ProcessNonce: a.nonce, LoadScore: a.works.load(),
-		InFlight: int32(a.works.count()), Limit: int32(a.cfg.Concurrency), //nolint:gosec // at most 10000
+		InFlight: int32(a.works.count()), Limit: int32(a.cfg.Concurrency),
 		Draining: a.works.draining(), SentAt: timestamppb.New(a.clock.now()),
 	})
 	if err != nil {

@@ -1,10 +1,10 @@
 package security
 
 import (
-	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -134,7 +134,7 @@ func TestABadIDInTheHello(t *testing.T) {
 	}
 	sec := b.privileged(t, "sec")
 	before := readStreams(t, sec)
-	bad := append(badIDs, struct{ name, id, text string }{"empty", "", "the runner id is empty"},
+	bad := append(slices.Clone(badIDs), struct{ name, id, text string }{"empty", "", "the runner id is empty"},
 		struct{ name, id, text string }{"another", "other", `the hello names the runner id "other" on the subject of "edge"`})
 	for _, c := range bad {
 		answer := r.hello(t, r.signedHello(t, c.id))
@@ -212,6 +212,6 @@ func TestABoundID(t *testing.T) {
 		t.Errorf("it is %s", other.ref)
 	}
 
-	plane.Admin.Must(t, http.MethodDelete, fmt.Sprintf("/api/service-account-keys/%s", first), nil, nil)
+	plane.Admin.Must(t, http.MethodDelete, "/api/service-account-keys/"+first, nil, nil)
 	plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": secondToken}).Stop(t)
 }

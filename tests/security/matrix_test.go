@@ -114,7 +114,7 @@ func (s *scene) subscribes(t *testing.T, subjects []string, queue string) {
 }
 
 // publish sends real traffic.
-func (s *scene) publish(t *testing.T, m real) {
+func (s *scene) publish(t *testing.T, m realMessage) {
 	t.Helper()
 	by := s.publishers[m.by]
 	switch r := map[from]*runner{byOther: s.a2, byB: s.b1}[m.by]; {
@@ -133,7 +133,7 @@ func (s *scene) mimic(t *testing.T, subject string) {
 	t.Helper()
 	for _, toRunner := range []string{"*.*.*.*.*.work.*", "*.*.*.*.*.control.*", "*.*.*.*.*.credit.*", "*.*.*.*.*.inbox.>"} {
 		if matches(toRunner, subject) {
-			s.publish(t, real{byServe, subject})
+			s.publish(t, realMessage{byServe, subject})
 		}
 	}
 }

@@ -317,7 +317,7 @@ func TestOpsChangeNothing(t *testing.T) {
 		{"ops", "runbus.audit", []string{"pub", "runbus.audit", "evil"}},
 		{"ops", "runbus.mirror.RUNBUS_AUDIT", []string{"pub", "runbus.mirror.RUNBUS_AUDIT", "evil"}},
 		{"ops", "$SYS.REQ.SERVER.PING.VARZ", []string{"request", "$SYS.REQ.SERVER.PING.VARZ", ""}},
-		{"sys", "$SYS.REQ.SERVER." + serverID + ".KICK", []string{"server", "request", "kick", fmt.Sprint(cid), serverID}},
+		{"sys", "$SYS.REQ.SERVER." + serverID + ".KICK", []string{"server", "request", "kick", strconv.FormatUint(cid, 10), serverID}},
 		{"sys", "$SYS.REQ.SERVER." + serverID + ".RELOAD", []string{"server", "config", "reload", serverID, "-f"}},
 		{"sys", "$SYS.REQ.SERVER." + serverID + ".LDM", []string{"request", "$SYS.REQ.SERVER." + serverID + ".LDM", fmt.Sprintf(`{"cid":%d}`, cid)}},
 		{"sys", "$SYS.REQ.SERVER." + serverID + ".PROFILEZ", []string{"request", "$SYS.REQ.SERVER." + serverID + ".PROFILEZ", `{"name":"heap"}`}},

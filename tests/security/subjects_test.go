@@ -19,16 +19,16 @@ const (
 	byOps   from = "ops"   // ops, in OPS
 )
 
-// real is a message that its publisher may send, and that no intruder may get.
-type real struct {
+// realMessage is a message that its publisher may send, and that no intruder may get.
+type realMessage struct {
 	by      from
 	subject string
 }
 
 // traffic is real traffic of every kind, on every side of the wall. Nothing in it changes anything: no stream stores its
 // subjects, and of what runners say the heartbeats are true ones.
-func traffic(a2, b1 *runner) []real {
-	all := []real{
+func traffic(a2, b1 *runner) []realMessage {
+	all := []realMessage{
 		{bySec, "$KV.runbus_nothing.x"},
 		{bySec, "$JS.API.NOTHING"}, {bySec, "$JS.API.STREAM.NAMES"}, {bySec, "$JS.ACK.nothing"}, {bySec, "$JS.FC.nothing"}, {bySec, "$O.nothing"},
 		{bySec, "_INBOX.sec.x"}, {bySec, "runbus.nothing"}, {bySec, "runbus.sec.nothing"}, {bySec, "runbus.mirror.nothing"},
@@ -39,12 +39,12 @@ func traffic(a2, b1 *runner) []real {
 		for _, s := range []string{
 			schemas.WorkSubject(r.ref, r.session), schemas.ControlSubject(r.ref, r.session), schemas.CreditSubject(r.ref, "d"), schemas.InboxPrefix(r.ref) + ".x",
 		} {
-			all = append(all, real{byServe, s})
+			all = append(all, realMessage{byServe, s})
 		}
 		for _, s := range []string{
 			schemas.HeartbeatSubject(r.ref), schemas.ResultCtlSubject(r.ref, "c", "d"), schemas.ResultDataSubject(r.ref, "c", "d"), schemas.ReplySubject(r.ref, "c", "i"),
 		} {
-			all = append(all, real{by, s})
+			all = append(all, realMessage{by, s})
 		}
 	}
 	return all
