@@ -28,16 +28,17 @@ var drills = []struct {
 	}},
 	{"cuts", func(_ *testing.T, w *world) {
 		// What is sent while the link is held is lost with it: frames, and the result of those that end in the meantime.
-		jobs := several(6, job{runner: "r0", rows: 2000, pause: 80, timeout: 25 * time.Second, mustStart: true, mustComplete: true})
+		jobs := several(8, job{runner: "r0", rows: 2000, pause: 80, timeout: 25 * time.Second, mustStart: true, mustComplete: true})
 		for i, j := range jobs {
-			j.last = 300 * i
+			j.last = 170 * i
 		}
 		m := w.runners[0]
 		w.run(jobs, func() {
-			for range 4 {
-				<-time.After(500 * time.Millisecond) // the schedule's time
+			<-time.After(time.Second) // the schedule's time
+			for range 5 {
+				<-time.After(200 * time.Millisecond)
 				m.proxy.hold(up)
-				<-time.After(400 * time.Millisecond)
+				<-time.After(700 * time.Millisecond)
 				m.proxy.cut(false)
 				m.proxy.heal()
 			}
@@ -86,11 +87,27 @@ var drills = []struct {
 		w.run(jobs, nil)
 		m.process.Signal(w.t, syscall.SIGCONT)
 		w.quiet()
+	}},
+	{"too late", func(_ *testing.T, w *world) {
+		// An assignment comes after its time, and no cancel with it: the control plane stood still too. It is not run.
+		m := w.runners[0]
+		before := w.seen[2].Load()
+		m.process.Signal(w.t, syscall.SIGSTOP)
+		jobs := several(4, job{runner: m.id, rows: 200, last: 1000, timeout: 60 * time.Second, want: []string{"refused"}})
+		w.run(jobs, func() {
+			eventually(5*time.Second, func() bool { return w.seen[2].Load() >= before+int64(len(jobs)) })
+			w.plane.Signal(w.t, syscall.SIGSTOP)
+			<-time.After(2500 * time.Millisecond) // over accept_by
+			m.process.Signal(w.t, syscall.SIGCONT)
+			<-time.After(500 * time.Millisecond)
+			w.plane.Signal(w.t, syscall.SIGCONT)
+		})
 		for _, j := range jobs {
 			if n := w.origin.executed(j.marker); n > 0 {
 				w.broken("expired", "executed %d times after its time: %s", n, j)
 			}
 		}
+		w.quiet()
 	}},
 	{"dead", func(_ *testing.T, w *world) {
 		// Nobody is there, and watchers hide it.

@@ -112,10 +112,15 @@ func (w *world) fetch(j *job) {
 		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(j.dispatch) })
 		defer timer.Stop()
 	}
-	lines := bufio.NewScanner(resp.Body)
-	lines.Buffer(nil, 4<<20)
-	for lines.Scan() {
-		j.take(lines.Bytes())
+	lines := bufio.NewReaderSize(resp.Body, 64<<10)
+	for {
+		line, err := lines.ReadBytes('\n')
+		if err == nil || j.status != http.StatusOK && len(line) > 0 {
+			j.take(line)
+		}
+		if err != nil { // what is cut within a line is no line: who hung up, or lost the control plane, has those
+			break
+		}
 	}
 	j.hungUp = ctx.Err() != nil
 }
