@@ -1,7 +1,6 @@
 package chaos
 
 import (
-	"fmt"
 	"slices"
 	"syscall"
 	"testing"
@@ -164,7 +163,7 @@ func TestDrills(t *testing.T) {
 			w.eavesdrop(w.runners[0])
 			d.run(t, w)
 			w.watched()
-			fmt.Printf("chaos: drill %q: %s\n", d.name, time.Since(began).Round(100*time.Millisecond))
+			say("chaos: drill %q: %s\n", d.name, time.Since(began).Round(100*time.Millisecond))
 		})
 	}
 }

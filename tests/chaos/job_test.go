@@ -189,7 +189,7 @@ func (w *world) judge(jobs []*job) {
 			w.broken("rows", "%s: %s", j.disorder, j)
 		}
 		outcome := j.outcome()
-		if j.finals != 1 && !(j.finals == 0 && (j.hungUp || j.bereft)) {
+		if j.finals > 1 || j.finals == 0 && !j.hungUp && !j.bereft {
 			w.broken("one-outcome", "%d outcomes: %s", j.finals, j)
 		}
 		if outcome == "refused" && n > 0 {

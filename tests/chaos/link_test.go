@@ -209,12 +209,13 @@ func readUnit(in *bufio.Reader) (b []byte, mayRepeat bool, err error) {
 	if err != nil {
 		return nil, false, err
 	}
-	b = append(line, make([]byte, size+2)...)
-	if _, err := io.ReadFull(in, b[len(line):]); err != nil {
+	subject := fields[1]
+	b = make([]byte, len(line)+size+2)
+	if _, err := io.ReadFull(in, b[copy(b, line):]); err != nil {
 		return nil, false, err
 	}
 	for _, kind := range []string{".work.", ".credit.", ".result.", ".control."} {
-		mayRepeat = mayRepeat || bytes.Contains(fields[1], []byte(kind))
+		mayRepeat = mayRepeat || bytes.Contains(subject, []byte(kind))
 	}
 	return b, mayRepeat, nil
 }

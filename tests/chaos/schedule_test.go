@@ -20,6 +20,9 @@ var (
 	longFlag = flag.Bool("long", os.Getenv("RUNBUS_LONG") != "", "run what takes many minutes too")
 )
 
+// say prints what a run shows, whether it fails or not.
+func say(format string, args ...any) { _, _ = fmt.Fprintf(os.Stdout, format, args...) }
+
 // drawSeed is the seed of this run, printed so that it can be run again.
 func drawSeed(t testing.TB) uint64 {
 	t.Helper()
@@ -36,7 +39,7 @@ func drawSeed(t testing.TB) uint64 {
 	if seed == 0 {
 		seed = uint64(time.Now().UnixNano()) % 1_000_000_000
 	}
-	fmt.Printf("chaos: seed %d; again: go test ./tests/chaos -run '^%s$' -seed %d\n", seed, t.Name(), seed)
+	say("chaos: seed %d; again: go test ./tests/chaos -run '^%s$' -seed %d\n", seed, t.Name(), seed)
 	return seed
 }
 
@@ -126,7 +129,6 @@ func (w *world) inflict(faults []fault) {
 	var heals []*time.Timer
 	later := func(f fault, heal func()) { heals = append(heals, time.AfterFunc(f.holds, heal)) }
 	var stopped []*member
-	frozen := false
 	for _, f := range faults {
 		<-time.After(time.Until(began.Add(f.at))) // the schedule's time
 		w.faults[f.kind]++
@@ -164,10 +166,8 @@ func (w *world) inflict(faults []fault) {
 			w.replace(m)
 		case faultFreeze:
 			w.plane.Signal(w.t, syscall.SIGSTOP)
-			frozen = true
 			<-time.After(f.holds)
 			w.plane.Signal(w.t, syscall.SIGCONT)
-			frozen = false
 		case faultPlane:
 			for _, m := range stopped {
 				m.process.Signal(w.t, syscall.SIGCONT)
@@ -178,9 +178,6 @@ func (w *world) inflict(faults []fault) {
 			}
 			w.restart()
 		}
-	}
-	if frozen {
-		w.plane.Signal(w.t, syscall.SIGCONT)
 	}
 	<-time.After(500 * time.Millisecond) // the schedule's time: the last stop lasts at least so long
 	for _, m := range stopped {
@@ -199,7 +196,7 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 	w.t.Helper()
 	began := time.Now()
 	before := w.baseline()
-	r := rand.New(rand.NewPCG(seed, 3)) //nolint:gosec // a schedule is to be repeatable
+	r := rand.New(rand.NewPCG(seed, 3))
 	for n := 0; ; n++ {
 		plane := ""
 		switch {
@@ -217,7 +214,7 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 			break
 		}
 		_, c := w.sums()
-		fmt.Printf("chaos: wave %d, %s: %d dispatches, %d cuts\n", n, time.Since(began).Round(time.Second), len(w.jobs), c)
+		say("chaos: wave %d, %s: %d dispatches, %d cuts\n", n, time.Since(began).Round(time.Second), len(w.jobs), c)
 		if enough(len(w.jobs), c, began) {
 			break
 		}
@@ -267,7 +264,7 @@ func TestSeededMinute(t *testing.T) {
 	w := newWorld(t, 3, few)
 	w.eavesdrop(w.runners[1])
 	text := w.storm(drawSeed(t), 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 20*time.Second })
-	fmt.Println(text)
+	say("%s\n", text)
 }
 
 // The same for 10,000 dispatches and 1,000 reconnects.
@@ -279,5 +276,5 @@ func TestTenThousandDispatches(t *testing.T) {
 	w := newWorld(t, 4, 80)
 	w.eavesdrop(w.runners[1])
 	text := w.storm(drawSeed(t), 4*80, 9, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
-	fmt.Println(text)
+	say("%s\n", text)
 }

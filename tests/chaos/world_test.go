@@ -244,7 +244,7 @@ func (w *world) holdings() (h holdings) {
 	}
 	h.planeFiles = files(w.plane.Process.PID)
 	for _, m := range w.runners {
-		h.runnerFiles += files(m.process.Process.PID)
+		h.runnerFiles += files(m.process.PID)
 	}
 	h.connections, h.subscriptions = w.interest()
 	return h
