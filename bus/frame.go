@@ -133,7 +133,7 @@ func bundle(ctl, data string, frames []*nats.Msg, memory []byte) *nats.Msg {
 		}
 		inner := protowire.SizeTag(field) + protowire.SizeBytes(len(f.Data))
 		body = protowire.AppendTag(body, framesField, protowire.BytesType)
-		body = protowire.AppendVarint(body, uint64(inner)) //nolint:gosec // a length
+		body = protowire.AppendVarint(body, uint64(inner))
 		body = protowire.AppendTag(body, field, protowire.BytesType)
 		body = protowire.AppendBytes(body, f.Data)
 	}

@@ -323,21 +323,20 @@ func (r *Receivers) write() {
 	var due []*Receiver
 	var batch []owedCredit
 	for stop := false; !stop; {
-		now := time.Now()
 		select {
 		case <-r.stop:
 			stop = true // after what is owed
 		case <-r.wake:
 			runtime.Gosched() // one turn for others who are about to consume: one write for all
 		case <-r.lingers.C:
-		case now = <-tick.C:
+		case now := <-tick.C:
 			for _, one := range r.streams() {
 				if one.look(now) {
 					r.enqueue(one, true)
 				}
 			}
 		}
-		now = time.Now()
+		now := time.Now()
 		r.mu.Lock()
 		due, r.ready = r.ready, due[:0]
 		for _, one := range due {

@@ -50,7 +50,7 @@ func decodeRows(r io.Reader, w rowWriter) (err error) {
 			return err
 		}
 	}
-	if err := reader.Err(); err != nil && err != io.EOF { //nolint:errorlint // the reader returns io.EOF itself
+	if err := reader.Err(); err != nil && err != io.EOF {
 		return fmt.Errorf("the result is not a valid Arrow stream: %w", err)
 	}
 	switch n, err := r.Read(make([]byte, 1)); {

@@ -40,7 +40,8 @@ func appendTimeline(b []byte, t *Timeline) ([]byte, error) {
 		inner.text("from", h.From, false)
 		inner.text("to", h.To, false)
 		inner.text("why", h.Why, false)
-		o.b, o.err = append(inner.b, '}'), inner.err
+		inner.b = append(inner.b, '}')
+		o.b, o.err = inner.b, inner.err
 	}
 	return append(o.b, '}'), o.err
 }
@@ -98,7 +99,8 @@ func (o *object) steps(name string, steps []Step) {
 		inner.time("at", s.At)
 		inner.text("by", s.By, false)
 		inner.text("note", s.Note, true)
-		o.b, o.err = append(inner.b, '}'), inner.err
+		inner.b = append(inner.b, '}')
+		o.b, o.err = inner.b, inner.err
 	}
 	o.b = append(o.b, ']')
 }

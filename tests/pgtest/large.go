@@ -41,7 +41,7 @@ func (c *Cluster) MakeLargeTable(ctx context.Context, table string, rows int) er
 		FROM generate_series(1, %[2]d::bigint) AS i`, table, rows)); err != nil {
 		return err
 	}
-	return c.exec(ctx, "VACUUM ANALYZE "+table) //nolint:misspell // SQL
+	return c.exec(ctx, "VACUUM ANALYZE "+table)
 }
 
 // Sum is a checksum over whole rows that does not depend on their order: both a cluster and whoever received the rows can

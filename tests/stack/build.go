@@ -51,7 +51,7 @@ func Build(race bool) (Binaries, error) {
 		if buildErr[i] = readSources(); buildErr[i] != nil {
 			return
 		}
-		cmd := exec.Command("go", append(args, "-o", out+string(filepath.Separator), module+"face", module+"core-runner", module+"runink")...) //nolint:gosec // this module's programs
+		cmd := exec.Command("go", append(args, "-o", out+string(filepath.Separator), module+"face", module+"core-runner", module+"runink")...) //nolint:gosec,noctx // this module's programs; a build is not cut short
 		if text, err := cmd.CombinedOutput(); err != nil {
 			buildErr[i] = fmt.Errorf("go build: %w\n%s", err, text)
 			return

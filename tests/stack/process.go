@@ -38,7 +38,7 @@ func Start(t testing.TB, name, path string, env map[string]string, args ...strin
 // StartWith is Start with a standard input.
 func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.Reader, args ...string) *Process {
 	t.Helper()
-	p := &Process{Name: name, cmd: exec.Command(path, args...), //nolint:gosec // a test names it
+	p := &Process{Name: name, cmd: exec.Command(path, args...), //nolint:gosec,noctx // a test names it, and ends it by signals
 		Stdout: newLines(), Stderr: newLines(), exited: make(chan struct{})}
 	home := env["HOME"]
 	if home == "" {
