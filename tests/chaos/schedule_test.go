@@ -219,7 +219,7 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 			break
 		}
 	}
-	w.quiet()
+	w.free()
 	after := w.settled(&before)
 	w.watched()
 	return w.summary(seed, time.Since(began), before, after)

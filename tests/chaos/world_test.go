@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -302,6 +303,24 @@ func (w *world) quiet() {
 		}
 	}
 	w.run(all, nil)
+}
+
+// free waits until every slot of every runner can be had at once, within the time in which runners keep results for a control plane
+// that was killed: as many of those as there are slots hold new work back.
+func (w *world) free() {
+	w.t.Helper()
+	if !eventually(60*time.Second, func() bool {
+		var all []*job
+		for _, m := range w.runners {
+			for range w.slots {
+				all = append(all, &job{runner: m.id, rows: 5, last: 300, timeout: 60 * time.Second, mustComplete: true})
+			}
+		}
+		w.run(all, nil)
+		return !slices.ContainsFunc(all, func(j *job) bool { return !j.accepted })
+	}) {
+		w.broken("slots", "not all slots can be had a minute after the last fault")
+	}
 }
 
 // settled waits until nothing is under way, and then until no more is held than before (nil: the least of several looks).
