@@ -263,7 +263,7 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 func TestSeededMinute(t *testing.T) {
 	w := newWorld(t, 3, few)
 	w.eavesdrop(w.runners[1])
-	text := w.storm(drawSeed(t), 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 20*time.Second })
+	text := w.storm(drawSeed(t), 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 15*time.Second })
 	say("%s\n", text)
 }
 
