@@ -152,8 +152,10 @@ func (w *works) refusal() error {
 	switch {
 	case w.isDrain:
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
-	case len(w.running) >= a.cfg.Concurrency, w.undelivered >= max(mostUndelivered, a.cfg.Concurrency):
+	case len(w.running) >= a.cfg.Concurrency:
 		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
+	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency):
+		return schemas.ErrRunnerBacklog(a.ref.Runner, w.undelivered)
 	}
 	return nil
 }

@@ -110,8 +110,9 @@ func TestUndeliveredResultsAreBounded(t *testing.T) {
 	for {
 		c := p.assign(nil)
 		if r, ok := c.next().(*runbusv1.RunnerWorkResult); ok {
-			if got := schemas.Code(r.GetError().GetCode()); got != schemas.CodeRunnerBusy {
-				t.Fatalf("refused with %q", got)
+			want := schemas.ErrRunnerBacklog(edge.Runner, mostUndelivered)
+			if got := r.GetError(); got.GetCode() != string(want.Code) || got.GetMessage() != want.Message {
+				t.Fatalf("refused with %v, want %q", got, want.Message)
 			}
 			return
 		}

@@ -147,6 +147,12 @@ func ErrRunnerBusy(id string, limit int) *Error {
 	return &Error{Code: CodeRunnerBusy, Message: fmt.Sprintf("runner %q is busy: it runs %d of %d works", id, limit, limit), Hint: "try again when one has ended, or raise RUNNER_CONCURRENCY on the runner"}
 }
 
+// ErrRunnerBacklog refuses work while too many results of ended works wait for a control plane to acknowledge them, as after
+// the death of one.
+func ErrRunnerBacklog(id string, waiting int) *Error {
+	return &Error{Code: CodeRunnerBusy, Message: fmt.Sprintf("runner %q is busy: %d results of ended works wait for their acknowledgement", id, waiting), Hint: "try again within a minute: results for a control plane that is gone are given up then"}
+}
+
 // ErrRegistryUnavailable ends a dispatch that could not be decided because the registry can't be read (SPEC D7): never
 // `runner_unknown`.
 func ErrRegistryUnavailable(cause error) *Error {
