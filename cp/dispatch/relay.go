@@ -156,9 +156,6 @@ func (d *Dispatcher) pass(run *run, stream *stream, sink Sink, sum hash.Hash, a 
 	case *runbusv1.RunnerWorkChunk:
 		sum.Write(f.GetArrowIpc())
 		run.count(f.GetRows(), f.GetBytes())
-		if f.GetRows() > 0 {
-			run.mark(PhaseFirstRow, run.byRunner())
-		}
 		return func() error { return sink.Chunk(f.GetArrowIpc()) }, nil
 	case *runbusv1.RunnerWorkProgress:
 		update := f.GetUpdate()

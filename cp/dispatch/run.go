@@ -150,12 +150,16 @@ func (r *run) accept(pid int64) {
 	r.accepted, r.pid = true, pid
 }
 
-// count notes how far the result has come; it only grows.
+// count notes how far the result has come, and when its first and its last rows came; it only grows.
 func (r *run) count(rows, bytes int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rows > r.rows {
-		r.lastRow = r.now()
+		now := r.now()
+		if r.rows == 0 {
+			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: now, By: r.byRunner()})
+		}
+		r.lastRow = now
 	}
 	r.rows, r.bytes = max(r.rows, rows), max(r.bytes, bytes)
 	r.live.Changed()
