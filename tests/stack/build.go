@@ -48,10 +48,13 @@ func Build(race bool) (Binaries, error) {
 		}
 		out := filepath.Join(buildDir, [2]string{"plain", "race"}[i])
 		const module = "github.com/org-runink/runbus/cmd/"
-		if buildErr[i] = readSources(); buildErr[i] != nil {
+		root, err := readSources()
+		if err != nil {
+			buildErr[i] = err
 			return
 		}
 		cmd := exec.Command("go", append(args, "-o", out+string(filepath.Separator), module+"face", module+"core-runner", module+"runink")...) //nolint:gosec,noctx // this module's programs; a build is not cut short
+		cmd.Dir = root                                                                                                                         // the benchmarks are a module of their own, with other requirements
 		if text, err := cmd.CombinedOutput(); err != nil {
 			buildErr[i] = fmt.Errorf("go build: %w\n%s", err, text)
 			return
@@ -61,20 +64,21 @@ func Build(race bool) (Binaries, error) {
 	return built[i], buildErr[i]
 }
 
-// readSources reads the folders of the sources. Go's test cache knows nothing of programs that a test builds, but looks again at whatever
+// readSources reads the folders of the sources, and returns the module's own. Go's test cache knows nothing of programs that a test builds, but looks again at whatever
 // files a test looked at: without this, a change of the programs left a cached pass.
-func readSources() error {
-	root, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/org-runink/runbus").Output()
+func readSources() (root string, err error) {
+	out, err := exec.CommandContext(context.Background(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/org-runink/runbus").Output()
 	if err != nil {
-		return fmt.Errorf("go list: %w", err)
+		return "", fmt.Errorf("go list: %w", err)
 	}
+	root = strings.TrimSpace(string(out))
 	for _, dir := range []string{"bus", "cmd", "cp", "jetstream", "runner", "schemas"} {
-		err := filepath.WalkDir(filepath.Join(strings.TrimSpace(string(root)), dir), func(_ string, _ fs.DirEntry, err error) error { return err })
+		err := filepath.WalkDir(filepath.Join(root, dir), func(_ string, _ fs.DirEntry, err error) error { return err })
 		if err != nil {
-			return err
+			return "", err
 		}
 	}
-	return nil
+	return root, nil
 }
 
 // Remove removes what Build made; call it at the end of TestMain.
