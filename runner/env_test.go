@@ -50,7 +50,7 @@ type controlPlane struct {
 }
 
 // newControlPlane enrols whoever says hello in a session per process nonce.
-func newControlPlane(t *testing.T, options ...bustest.Option) *controlPlane {
+func newControlPlane(t testing.TB, options ...bustest.Option) *controlPlane {
 	t.Helper()
 	b := bustest.Start(t, options...)
 	c := &controlPlane{
@@ -87,7 +87,7 @@ func newControlPlane(t *testing.T, options ...bustest.Option) *controlPlane {
 	return c
 }
 
-func put[M proto.Message](t *testing.T, msg *nats.Msg, into chan M, m M) {
+func put[M proto.Message](t testing.TB, msg *nats.Msg, into chan M, m M) {
 	if err := bus.Decode(msg, m); err != nil {
 		t.Errorf("decode: %v", err)
 		return
@@ -95,7 +95,7 @@ func put[M proto.Message](t *testing.T, msg *nats.Msg, into chan M, m M) {
 	into <- m
 }
 
-func subscribe(t *testing.T, c *bus.Conn, subject string, h func(*nats.Msg)) {
+func subscribe(t testing.TB, c *bus.Conn, subject string, h func(*nats.Msg)) {
 	t.Helper()
 	_, err := c.Subscribe(subject, h)
 	must(t, err)
@@ -127,7 +127,7 @@ func (c *controlPlane) answerWith(answer func(*runbusv1.RunnerHello) *runbusv1.E
 // process is a runner that runs in this one.
 type process struct {
 	*Agent
-	t        *testing.T
+	t        testing.TB
 	cp       *controlPlane
 	enrolled chan Enrolled
 	ended    chan error
@@ -136,7 +136,7 @@ type process struct {
 }
 
 // run starts a runner that has not enrolled yet. change may adjust its configuration, seam the agent itself.
-func (c *controlPlane) run(t *testing.T, change func(*Config), seam func(*Agent)) *process {
+func (c *controlPlane) run(t testing.TB, change func(*Config), seam func(*Agent)) *process {
 	t.Helper()
 	p := &process{t: t, cp: c, enrolled: make(chan Enrolled, 64), ended: make(chan error, 1), log: newJournal()}
 	cfg := Config{
@@ -175,7 +175,7 @@ func (c *controlPlane) run(t *testing.T, change func(*Config), seam func(*Agent)
 }
 
 // start is run, and waits for the enrolment and its first heartbeat.
-func (c *controlPlane) start(t *testing.T, change func(*Config), seam func(*Agent)) *process {
+func (c *controlPlane) start(t testing.TB, change func(*Config), seam func(*Agent)) *process {
 	t.Helper()
 	p := c.run(t, change, seam)
 	p.session = receive(t, p.enrolled, "enrolment").Session
@@ -196,7 +196,7 @@ func (p *process) exit(status int) error {
 // call is one dispatch, seen from the replica.
 type call struct {
 	*bus.Receiver
-	t  *testing.T
+	t  testing.TB
 	id string
 	m  *runbusv1.RunnerWorkAssignment
 	p  *process
@@ -382,13 +382,13 @@ func (j *journal) text() string {
 }
 
 // await waits for a line with this text.
-func (j *journal) await(t *testing.T, text string) string {
+func (j *journal) await(t testing.TB, text string) string {
 	t.Helper()
 	return j.awaitTimes(t, 1, text)
 }
 
 // awaitTimes waits for the n-th line with this text.
-func (j *journal) awaitTimes(t *testing.T, n int, text string) string {
+func (j *journal) awaitTimes(t testing.TB, n int, text string) string {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -412,7 +412,7 @@ func (j *journal) awaitTimes(t *testing.T, n int, text string) string {
 	}
 }
 
-func receive[T any](t *testing.T, from <-chan T, what string) T {
+func receive[T any](t testing.TB, from <-chan T, what string) T {
 	t.Helper()
 	select {
 	case v := <-from:
@@ -424,7 +424,7 @@ func receive[T any](t *testing.T, from <-chan T, what string) T {
 }
 
 // none fails if something is there already; it doesn't wait, so a marker must have come before.
-func none[T any](t *testing.T, from <-chan T, what string) {
+func none[T any](t testing.TB, from <-chan T, what string) {
 	t.Helper()
 	select {
 	case v := <-from:
@@ -433,14 +433,14 @@ func none[T any](t *testing.T, from <-chan T, what string) {
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-func wantExit(t *testing.T, err error, status int, text string) {
+func wantExit(t testing.TB, err error, status int, text string) {
 	t.Helper()
 	var exit *ExitError
 	if !errors.As(err, &exit) || exit.Code != status || !strings.Contains(err.Error(), text) {
