@@ -120,6 +120,9 @@ func (r *Receiver) fail(err error) (last *runbusv1.RunnerWorkCredit) {
 	return last
 }
 
+// Nudge makes Ready have something, for one who waits there for something of its own too.
+func (r *Receiver) Nudge() { r.nudge() }
+
 func (r *Receiver) nudge() {
 	select {
 	case r.ready <- struct{}{}:
