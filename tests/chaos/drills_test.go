@@ -159,7 +159,7 @@ func TestDrills(t *testing.T) {
 	for _, d := range drills {
 		t.Run(d.name, func(t *testing.T) {
 			began := time.Now()
-			w := newWorld(t, 1, few)
+			w := newWorld(t, plaintext, 1, few, nil)
 			w.eavesdrop(w.runners[0])
 			d.run(t, w)
 			w.watched()

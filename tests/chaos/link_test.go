@@ -3,10 +3,12 @@ package chaos
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"io"
 	"net"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 )
@@ -19,90 +21,135 @@ const (
 	down            // from the control plane to the runner
 )
 
-// proxy stands between one runner and the bus. It reads the protocol of NATS, so its faults are of bytes (delay, throttle, hold in one
-// direction or both, cut) and of messages (twice, and once more later). Times are those of the faults, not of a test that waits.
+// proxy stands between one runner and the bus. Its faults are of bytes (delay, throttle, hold in one direction or both, swallow, cut) and,
+// where it can read the protocol of NATS, of messages (twice, and once more later). Times are those of the faults, not of a test that
+// waits.
 type proxy struct {
-	listener net.Listener
-	target   string
-	wg       sync.WaitGroup
+	t       testing.TB
+	address string
+	target  string
+	between *inspection // ends the TLS of both sides to read it; nil: none
+	sealed  bool        // TLS from end to end, below which no message can be told from another
+	wg      sync.WaitGroup
 
 	mu       sync.Mutex
+	listener net.Listener // nil while links are refused
 	links    map[*link]bool
 	shut     bool
+	dark     chan struct{}    // open: what is sent is swallowed, and who dials waits until it is closed; nil: it is light
 	held     [2]chan struct{} // open: nothing goes this way until it is closed; nil: it flows
 	delay    time.Duration
 	rate     int // bytes a second, 0: no bound
 	twice    int // the next so many messages that may come twice do
 	repeated int // that did
 	cuts     int
+	began    int // links
 }
 
 type link struct {
-	ends [2]*net.TCPConn
+	tcp  [2]*net.TCPConn
+	ends [2]net.Conn // the same, or the TLS on them
 	over chan struct{}
 	once sync.Once
+	lost atomic.Bool // it swallows what is sent, for good, and neither side learns that the other has gone
 }
 
 func (l *link) end() {
 	l.once.Do(func() {
 		close(l.over)
-		for _, c := range l.ends {
+		for _, c := range l.tcp {
 			_ = c.SetLinger(0) // what is under way is lost
 			_ = c.Close()
 		}
 	})
 }
 
+// newProxy is a proxy that reads plaintext.
 func newProxy(t testing.TB, target string) *proxy {
+	return startProxy(t, &proxy{target: target})
+}
+
+// startProxy listens until the test ends.
+func startProxy(t testing.TB, p *proxy) *proxy {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
+	p.t, p.address, p.links = t, "127.0.0.1:0", map[*link]bool{}
+	if err := p.listen(); err != nil {
 		t.Fatal(err)
 	}
-	p := &proxy{listener: l, target: target, links: map[*link]bool{}}
-	p.wg.Go(func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			p.wg.Go(func() { p.splice(t, c.(*net.TCPConn)) })
-		}
-	})
 	t.Cleanup(func() {
-		_ = l.Close()
 		p.heal()
+		p.mu.Lock()
+		_ = p.listener.Close()
+		p.mu.Unlock()
 		p.cut(true)
 		p.wg.Wait()
 	})
 	return p
 }
 
-func (p *proxy) addr() string { return p.listener.Addr().String() }
+func (p *proxy) listen() error {
+	l, err := new(net.ListenConfig).Listen(context.Background(), "tcp", p.address)
+	if err != nil {
+		return err
+	}
+	p.listener, p.address = l, l.Addr().String()
+	p.wg.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			p.wg.Go(func() { p.splice(c.(*net.TCPConn)) })
+		}
+	})
+	return nil
+}
 
-func (p *proxy) splice(t testing.TB, client *net.TCPConn) {
-	c, err := new(net.Dialer).DialContext(t.Context(), "tcp", p.target)
+func (p *proxy) addr() string { return p.address }
+
+// splice joins two connections until they end.
+func (p *proxy) splice(client *net.TCPConn) {
+	for dark := p.darkness(); dark != nil; dark = p.darkness() {
+		<-dark // a lost SYN is sent again
+	}
+	c, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.target)
 	if err != nil {
 		_ = client.Close()
 		return
 	}
-	l := &link{ends: [2]*net.TCPConn{client, c.(*net.TCPConn)}, over: make(chan struct{})}
+	server := c.(*net.TCPConn)
+	l := &link{tcp: [2]*net.TCPConn{client, server}, ends: [2]net.Conn{client, server}, over: make(chan struct{})}
 	p.mu.Lock()
 	p.links[l] = true
 	if p.shut {
 		l.end()
 	}
 	p.mu.Unlock()
+	defer func() {
+		l.end()
+		p.mu.Lock()
+		delete(p.links, l)
+		p.mu.Unlock()
+	}()
+	if p.between != nil && p.between.shake(l) != nil {
+		return
+	}
+	p.mu.Lock()
+	p.began++
+	p.mu.Unlock()
 	var both sync.WaitGroup
 	both.Go(func() { p.pump(l, up) })
 	both.Go(func() { p.pump(l, down) })
 	both.Wait()
-	p.mu.Lock()
-	delete(p.links, l)
-	p.mu.Unlock()
 }
 
-// unit is one line of the protocol with its payload.
+func (p *proxy) darkness() chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.dark
+}
+
+// unit is one line of the protocol with its payload, or some bytes.
 type unit struct {
 	bytes []byte
 	due   time.Time
@@ -110,7 +157,11 @@ type unit struct {
 
 // pump carries one direction of a link.
 func (p *proxy) pump(l *link, w way) {
-	defer l.end()
+	defer func() {
+		if !l.lost.Load() {
+			l.end()
+		}
+	}()
 	units := make(chan unit, 1024)
 	var writer sync.WaitGroup
 	writer.Go(func() {
@@ -125,8 +176,12 @@ func (p *proxy) pump(l *link, w way) {
 	in := bufio.NewReaderSize(l.ends[w], 64<<10)
 	var again []byte // to come a third time
 	var wait int
+	read := readUnit
+	if p.sealed {
+		read = readBytes
+	}
 	for {
-		b, mayRepeat, err := readUnit(in)
+		b, mayRepeat, err := read(in)
 		if err != nil {
 			return
 		}
@@ -185,8 +240,18 @@ func (p *proxy) pass(l *link, w way, u unit) bool {
 			return false
 		}
 	}
+	if l.lost.Load() {
+		return true
+	}
 	_, err := l.ends[1-w].Write(u.bytes)
 	return err == nil
+}
+
+// readBytes reads what there is.
+func readBytes(in *bufio.Reader) (b []byte, mayRepeat bool, err error) {
+	b = make([]byte, 32<<10)
+	n, err := in.Read(b)
+	return b[:n], false, err
 }
 
 // readUnit reads a line of the protocol and its payload. Messages of the work itself (assignments, frames, credit, orders) may
@@ -231,6 +296,31 @@ func (p *proxy) cut(shut bool) {
 	}
 }
 
+// refuse ends all links and refuses new ones until heal: nobody listens any more.
+func (p *proxy) refuse() {
+	p.mu.Lock()
+	if p.listener != nil {
+		_ = p.listener.Close()
+		p.listener = nil
+	}
+	p.mu.Unlock()
+	p.cut(true)
+}
+
+// blacken swallows what is sent on the links that there are, for good, and tells neither side; whoever dials until heal waits
+// as long: a firewall that lost its table, and packets that nobody answers.
+func (p *proxy) blacken() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.cuts++
+	if p.dark == nil {
+		p.dark = make(chan struct{})
+	}
+	for l := range p.links {
+		l.lost.Store(true)
+	}
+}
+
 // hold lets nothing pass in these directions, and tells nobody.
 func (p *proxy) hold(ways ...way) {
 	p.mu.Lock()
@@ -266,7 +356,21 @@ func (p *proxy) heal() {
 			p.held[w] = nil
 		}
 	}
+	if p.dark != nil {
+		close(p.dark)
+		p.dark = nil
+	}
 	p.shut, p.delay, p.rate, p.twice = false, 0, 0, 0
+	if p.listener == nil && !eventually(20*time.Second, func() bool { return p.listen() == nil }) {
+		p.t.Errorf("the proxy can't listen on %s again", p.address)
+	}
+}
+
+// made is how many links have been made so far.
+func (p *proxy) made() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.began
 }
 
 // counts is how many messages came twice and how often the links were cut.

@@ -1,8 +1,10 @@
 package chaos
 
 import (
+	"crypto/tls"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -28,12 +30,22 @@ const few = 8
 // exitReplaced is the exit status of a runner whose id another process took.
 const exitReplaced = 10
 
-// world is a control plane, a source and runners, each behind a proxy of its own; everything on the bus is plaintext, so that the
-// proxies can read it. A watcher listens to all of the bus in OPS and another in RUN: they hide that nobody listens.
+// wiring is what the links of a world are made of.
+type wiring int
+
+const (
+	plaintext wiring = iota // the proxies read everything
+	sealed                  // TLS from the runner to the control plane: the proxies see bytes
+	mixed                   // TLS; every second proxy ends it on both sides, and reads
+)
+
+// world is a control plane, a source and runners, each behind a proxy of its own. A watcher listens to all of the bus in OPS and
+// another in RUN: they hide that nobody listens.
 type world struct {
 	t       testing.TB
 	plane   *stack.Plane
 	env     map[string]string
+	wiring  wiring
 	target  string // of the bus
 	url     string // of the API
 	token   string // of the admin
@@ -53,13 +65,18 @@ type member struct {
 	id, token string
 	proxy     *proxy
 	process   *stack.Runner
+	state     string // folder of its state
 }
 
-// newWorld starts a control plane and n runners with so many slots each.
-func newWorld(t testing.TB, n, slots int) *world {
+// newWorld starts a control plane and n runners with so many slots each. more is the control plane's environment.
+func newWorld(t testing.TB, links wiring, n, slots int, more map[string]string) *world {
 	t.Helper()
-	env := map[string]string{"RUNBUS_NATS_PLAINTEXT": "true", "RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
-	w := &world{t: t, env: env, slots: slots, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}}
+	env := map[string]string{"RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
+	maps.Copy(env, more)
+	if links == plaintext {
+		env["RUNBUS_NATS_PLAINTEXT"] = "true"
+	}
+	w := &world{t: t, env: env, wiring: links, slots: slots, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}}
 	t.Cleanup(w.client.CloseIdleConnections)
 	w.plane = stack.StartPlane(t, false, w.env)
 	_, w.target, _ = strings.Cut(w.plane.NATS, "://")
@@ -68,12 +85,35 @@ func newWorld(t testing.TB, n, slots int) *world {
 	w.watch(0, w.connect("ops"), "runbus.v1.>")
 	w.watch(1, w.connect("dispatch"), "runbus.v1.*.runner.*.result.>", "runbus.v1.*.runner.*.reply.>")
 	for i := range n {
-		m := &member{id: "r" + strconv.Itoa(i), proxy: newProxy(t, w.target)}
+		m := &member{id: "r" + strconv.Itoa(i), proxy: w.newProxy(i)}
 		_, m.token = w.plane.Admin.MintKey(t, m.id)
 		w.runners = append(w.runners, m)
 		w.start(m)
 	}
 	return w
+}
+
+// newProxy is the proxy of the i-th runner.
+func (w *world) newProxy(i int) *proxy {
+	w.t.Helper()
+	p := &proxy{target: w.target}
+	switch {
+	case w.wiring == mixed && i%2 == 0:
+		p.between = newInspection(w.t, w.plane.CA)
+	case w.wiring != plaintext:
+		p.sealed = true
+	}
+	return startProxy(w.t, p)
+}
+
+// tls is how clients of the harness itself speak to the bus.
+func (w *world) tls() nats.Option {
+	return func(o *nats.Options) error {
+		if w.wiring != plaintext {
+			o.Secure, o.TLSConfig = true, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: caPool(w.t, w.plane.CA)}
+		}
+		return nil
+	}
 }
 
 // connect connects as one of the control plane's own users, or as ops, with the seed in its data folder.
@@ -96,7 +136,7 @@ func (w *world) connect(user string) *nats.Conn {
 		w.t.Fatal(err)
 	}
 	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-"+user), nats.MaxReconnects(-1),
-		nats.ReconnectWait(100*time.Millisecond), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
+		w.tls(), nats.ReconnectWait(100*time.Millisecond), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		w.t.Fatalf("connect as %s: %v", user, err)
 	}
@@ -142,7 +182,7 @@ func (w *world) eavesdrop(m *member) {
 	}
 	ref := schemas.RunnerRef{Tenant: token.Tenant, Runner: m.id}
 	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, token.Key.Sign), nats.Name(schemas.ConnectName(m.id, schemas.NewID())),
-		nats.CustomInboxPrefix(schemas.InboxPrefix(ref)), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.IgnoreAuthErrorAbort(),
+		w.tls(), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.IgnoreAuthErrorAbort(),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		w.t.Fatalf("connect as runner %s: %v", m.id, err)
@@ -154,10 +194,18 @@ func (w *world) eavesdrop(m *member) {
 // start starts a process of the runner and waits until it takes work.
 func (w *world) start(m *member) {
 	w.t.Helper()
-	m.process = w.plane.StartRunner(w.t, m.id, map[string]string{
-		"RUNNER_ENROLL_ADDR": m.proxy.addr(), "RUNNER_ENROLL_TLS": "false", "RUNNER_ENROLL_TOKEN": m.token,
-		"RUNNER_CONCURRENCY": strconv.Itoa(w.slots), "CORE_RUNNER_STATE_DIR": filepath.Join(w.t.TempDir(), "state"),
-	})
+	m.state = filepath.Join(w.t.TempDir(), "state")
+	env := map[string]string{
+		"RUNNER_ENROLL_ADDR": m.proxy.addr(), "RUNNER_ENROLL_TOKEN": m.token,
+		"RUNNER_CONCURRENCY": strconv.Itoa(w.slots), "CORE_RUNNER_STATE_DIR": m.state,
+	}
+	switch {
+	case w.wiring == plaintext:
+		env["RUNNER_ENROLL_TLS"] = "false"
+	case m.proxy.between != nil:
+		env["RUNNER_ENROLL_CA"] = m.proxy.between.ca
+	}
+	m.process = w.plane.StartRunner(w.t, m.id, env)
 }
 
 // kill ends the runner's process the hard way.
