@@ -8,11 +8,13 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/decimal128"
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
 	"pgregory.net/rapid"
 )
 
+// mixedSchema has columns of every sort.
 var mixedSchema = arrow.NewSchema([]arrow.Field{
 	{Name: "n", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
 	{Name: "s", Type: arrow.BinaryTypes.String, Nullable: true},
@@ -24,18 +26,33 @@ var mixedSchema = arrow.NewSchema([]arrow.Field{
 	{Name: "word", Type: &arrow.DictionaryType{IndexType: arrow.PrimitiveTypes.Int32, ValueType: arrow.BinaryTypes.String}, Nullable: true},
 }, nil)
 
+// flatSchema has flat columns only, with metadata and types that have parameters.
+var flatMetadata = arrow.MetadataFrom(map[string]string{"k": "v", "": "empty"})
+
+var flatSchema = arrow.NewSchema([]arrow.Field{
+	{Name: "n", Type: arrow.PrimitiveTypes.Int64, Nullable: true},
+	{Name: "s", Type: arrow.BinaryTypes.LargeString, Nullable: true, Metadata: flatMetadata},
+	{Name: "", Type: arrow.BinaryTypes.Binary},
+	{Name: "b", Type: arrow.FixedWidthTypes.Boolean, Nullable: true},
+	{Name: "small", Type: arrow.PrimitiveTypes.Uint8, Nullable: true},
+	{Name: "at", Type: &arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: "Europe/Vienna"}, Nullable: true},
+	{Name: "d", Type: &arrow.Decimal128Type{Precision: 12, Scale: 2}, Nullable: true},
+	{Name: "id", Type: &arrow.FixedSizeBinaryType{ByteWidth: 3}, Nullable: true},
+	{Name: "text", Type: arrow.BinaryTypes.String, Nullable: true},
+}, &flatMetadata)
+
 // mixed draws a batch: columns with and without NULLs, empty text, text that compresses and bytes that don't.
-func mixed(t *rapid.T, mem memory.Allocator) arrow.RecordBatch {
+func mixed(t *rapid.T, schema *arrow.Schema, mem memory.Allocator) arrow.RecordBatch {
 	rows := rapid.SampledFrom([]int{0, 1, 7, 64, 65, 3000}).Draw(t, "rows")
 	seed := rapid.Uint64().Draw(t, "seed")
 	nulls := rapid.IntRange(0, 3).Draw(t, "nulls")
 	r := rand.New(rand.NewPCG(seed, 0))
 	null := func() bool { return nulls > 0 && r.IntN(4) < nulls }
-	b := array.NewRecordBuilder(mem, mixedSchema)
+	b := array.NewRecordBuilder(mem, schema)
 	defer b.Release()
 	for i := range rows {
-		for _, f := range b.Fields() {
-			if null() {
+		for j, f := range b.Fields() {
+			if schema.Field(j).Nullable && null() {
 				f.AppendNull()
 				continue
 			}
@@ -50,6 +67,16 @@ func mixed(t *rapid.T, mem memory.Allocator) arrow.RecordBatch {
 					v[j] = byte(r.Uint32())
 				}
 				f.Append(v)
+			case *array.LargeStringBuilder:
+				f.Append(strings.Repeat("cd", r.IntN(20)))
+			case *array.Uint8Builder:
+				f.Append(uint8(i))
+			case *array.TimestampBuilder:
+				f.Append(arrow.Timestamp(i))
+			case *array.Decimal128Builder:
+				f.Append(decimal128.FromI64(int64(i)))
+			case *array.FixedSizeBinaryBuilder:
+				f.Append([]byte{1, 2, byte(i)})
 			case *array.NullBuilder:
 				f.AppendNull()
 			case *array.BooleanBuilder:
@@ -64,32 +91,37 @@ func mixed(t *rapid.T, mem memory.Allocator) arrow.RecordBatch {
 				f.FieldBuilder(0).AppendValueFromString("12.50") //nolint:errcheck // it is a decimal
 			case *array.BinaryDictionaryBuilder:
 				f.AppendString("w") //nolint:errcheck // it is text
+			default:
+				t.Fatalf("no value for a %T", f)
 			}
 		}
 	}
 	return b.NewRecordBatch()
 }
 
-// What was written comes back, whatever is in it, also from slices of larger batches.
+// What was written comes back, whatever is in it, also from slices of larger batches, and no stream has anything of another.
 func TestCompressedStreamRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
+		schema := rapid.SampledFrom([]*arrow.Schema{mixedSchema, flatSchema, pairSchema}).Draw(t, "schema")
 		var stream bytes.Buffer
 		z, err := newZstdStream(&stream)
 		if err != nil {
 			t.Fatal(err)
 		}
-		w := ipc.NewWriterWithPayloadWriter(z, ipc.WithSchema(mixedSchema))
+		if err := z.begin(schema); err != nil {
+			t.Fatal(err)
+		}
 		var sent []arrow.RecordBatch
 		for range rapid.IntRange(0, 3).Draw(t, "batches") {
-			batch := mixed(t, memory.DefaultAllocator)
+			batch := mixed(t, schema, memory.DefaultAllocator)
 			from := rapid.Int64Range(0, batch.NumRows()).Draw(t, "from")
 			batch = batch.NewSlice(from, rapid.Int64Range(from, batch.NumRows()).Draw(t, "to"))
 			sent = append(sent, batch)
-			if err := w.Write(batch); err != nil {
+			if err := z.batch(batch); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := w.Close(); err != nil {
+		if err := z.end(); err != nil {
 			t.Fatal(err)
 		}
 		r, err := ipc.NewReader(&stream)
@@ -97,6 +129,9 @@ func TestCompressedStreamRoundTrip(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer r.Release()
+		if got := r.Schema(); !got.Equal(schema) || !got.Metadata().Equal(schema.Metadata()) {
+			t.Fatalf("schema %v came back as %v", schema, got)
+		}
 		for i := range sent {
 			if !r.Next() {
 				t.Fatalf("the stream ended before batch %d: %v", i, r.Err())
@@ -112,6 +147,41 @@ func TestCompressedStreamRoundTrip(t *testing.T) {
 			t.Fatalf("%d bytes behind the end mark", stream.Len())
 		}
 	})
+}
+
+// Each of these schemas differs from the first in one thing that its message tells: none is taken for another.
+func TestSchemasAreToldApart(t *testing.T) {
+	field := func(change func(*arrow.Field)) *arrow.Schema {
+		f := arrow.Field{Name: "a", Type: arrow.FixedWidthTypes.Timestamp_ms}
+		if change != nil {
+			change(&f)
+		}
+		return arrow.NewSchema([]arrow.Field{f}, nil)
+	}
+	meta := arrow.MetadataFrom(map[string]string{"k": "v"})
+	all := []*arrow.Schema{
+		field(nil),
+		field(func(f *arrow.Field) { f.Name = "b" }),
+		field(func(f *arrow.Field) { f.Nullable = true }),
+		field(func(f *arrow.Field) { f.Metadata = meta }),
+		field(func(f *arrow.Field) { f.Type = arrow.FixedWidthTypes.Timestamp_us }),
+		field(func(f *arrow.Field) { f.Type = &arrow.TimestampType{Unit: arrow.Millisecond, TimeZone: "Asia/Tokyo"} }),
+		field(func(f *arrow.Field) { f.Type = &arrow.FixedSizeBinaryType{ByteWidth: 1} }),
+		field(func(f *arrow.Field) { f.Type = &arrow.FixedSizeBinaryType{ByteWidth: 2} }),
+		field(func(f *arrow.Field) { f.Type = &arrow.Decimal128Type{Precision: 2, Scale: 1} }),
+		field(func(f *arrow.Field) { f.Type = &arrow.Decimal128Type{Precision: 2, Scale: 0} }),
+		arrow.NewSchema(field(nil).Fields(), &meta),
+		arrow.NewSchema(append(field(nil).Fields(), field(nil).Field(0)), nil),
+		arrow.NewSchema(nil, nil),
+	}
+	seen := map[string]int{}
+	for i, s := range all {
+		key := string(describe(nil, s))
+		if other, ok := seen[key]; ok {
+			t.Errorf("%v is taken for %v", s, all[other])
+		}
+		seen[key] = i
+	}
 }
 
 // The batches are compressed, and say so, and what does not compress is not made larger by more than its prefix.

@@ -11,7 +11,6 @@ import (
 	"time"
 
 	"github.com/apache/arrow-go/v18/arrow"
-	"github.com/apache/arrow-go/v18/arrow/ipc"
 
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -37,7 +36,7 @@ type Output struct {
 	w       *bufio.Writer
 	take    func(arrow.RecordBatch) error // instead of w
 	schema  *arrow.Schema
-	ipc     *ipc.Writer
+	stream  *zstdStream
 	counter byteCounter
 
 	rows, bytes atomic.Int64 // written by one goroutine, read by any
@@ -115,10 +114,13 @@ func (o *Output) Start(schema *arrow.Schema) error {
 		return nil
 	}
 	stream, err := newZstdStream(o.w)
+	if err == nil {
+		err = stream.begin(schema)
+	}
 	if err != nil {
 		return o.fail(err)
 	}
-	o.ipc = ipc.NewWriterWithPayloadWriter(stream, ipc.WithSchema(schema))
+	o.stream = stream
 	return nil
 }
 
@@ -180,7 +182,7 @@ func (o *Output) encode(batch arrow.RecordBatch, rows int64) error {
 	if o.take != nil {
 		return o.take(batch)
 	}
-	if err := o.ipc.Write(batch); err != nil {
+	if err := o.stream.batch(batch); err != nil {
 		return fmt.Errorf("write the result: %w", err)
 	}
 	return o.w.Flush()
@@ -219,8 +221,9 @@ func (o *Output) Close() error {
 	if o.schema == nil {
 		return schemas.Errorf(schemas.CodeFailed, "the connector ended without a schema")
 	}
-	if o.ipc != nil {
-		if err := errors.Join(o.ipc.Close(), o.w.Flush()); err != nil { // writes the schema if there was no batch
+	if stream := o.stream; stream != nil {
+		o.stream = nil
+		if err := errors.Join(stream.end(), o.w.Flush()); err != nil {
 			return o.fail(fmt.Errorf("end the result: %w", err))
 		}
 	}
