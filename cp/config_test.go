@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -87,14 +88,22 @@ func TestDataDir(t *testing.T) {
 	if _, err := openDataDir(dir); schemas.CodeOf(err) != schemas.CodeConflict || !strings.Contains(err.Error(), "in use by another control plane") {
 		t.Errorf("a second one: %v", err)
 	}
-	if fresh, err := d.fresh(); err != nil || !fresh {
+	if _, fresh, err := d.format(); err != nil || !fresh {
 		t.Errorf("a new folder is fresh: %v, %v", fresh, err)
 	}
 	if err := d.initialised(); err != nil {
 		t.Fatal(err)
 	}
-	if fresh, err := d.fresh(); err != nil || fresh {
-		t.Errorf("an initialised folder is fresh: %v, %v", fresh, err)
+	if format, fresh, err := d.format(); err != nil || fresh || format != jetstream.Format {
+		t.Errorf("an initialised folder has format %d, fresh: %v, %v", format, fresh, err)
+	}
+	for text, want := range map[string]int{initialisedText: 1, initialisedText + "format 1\n": 1, initialisedText + "format 99\n": 0, initialisedText + "format": 0, "x": 0, "": 0} {
+		if err := os.WriteFile(d.file(fileInitialised), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if format, fresh, err := d.format(); format != want || fresh || (err == nil) != (want > 0) {
+			t.Errorf("%q is format %d, fresh: %v, %v", text, format, fresh, err)
+		}
 	}
 	d.close()
 	again, err := openDataDir(dir)

@@ -191,7 +191,7 @@ func (c *ControlPlane) connections() []*nats.Conn {
 }
 
 func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
-	fresh, err := c.data.fresh()
+	format, fresh, err := c.data.format()
 	if err != nil {
 		return err
 	}
@@ -199,7 +199,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if c.store, err = jetstream.Open(ctx, sec, jetstream.Options{Fresh: fresh, Log: c.cfg.Log.With("part", "jetstream")}); err != nil {
+	if c.store, err = jetstream.Open(ctx, sec, jetstream.Options{Fresh: fresh, Format: format, Log: c.cfg.Log.With("part", "jetstream")}); err != nil {
 		return err
 	}
 	c.onClose(c.store.Close)
@@ -210,7 +210,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 	if err := c.store.OpenMirrors(ctx, mirror); err != nil {
 		return err
 	}
-	if fresh {
+	if fresh || format < jetstream.Format {
 		if err := c.data.initialised(); err != nil {
 			return err
 		}

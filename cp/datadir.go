@@ -5,8 +5,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"syscall"
 
+	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -75,18 +78,43 @@ func reason(err error) error {
 
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
 
-// fresh reports whether the folder was never initialised: only then may security buckets be created.
-func (d *dataDir) fresh() (bool, error) {
-	_, err := os.Stat(d.file(fileInitialised))
+// initialisedText opens the file fileInitialised; the format of the folder follows. The first version wrote the text alone.
+const (
+	initialisedText = "The security buckets were created. A missing one is an alarm from now on.\n"
+	formatPrefix    = "format "
+)
+
+// format is the jetstream.Format with which the folder was last opened; fresh is true when it never was. Only then, or for
+// buckets that came after that format, may security buckets be created. A folder of a later version is refused: this one
+// doesn't know what it would have to guard.
+func (d *dataDir) format() (format int, fresh bool, err error) {
+	text, err := os.ReadFile(d.file(fileInitialised))
 	if errors.Is(err, os.ErrNotExist) {
-		return true, nil
+		return 0, true, nil
 	}
-	return false, err
+	if err != nil {
+		return 0, false, err
+	}
+	rest, ok := strings.CutPrefix(string(text), initialisedText)
+	if ok && rest == "" {
+		return 1, false, nil
+	}
+	number, known := strings.CutPrefix(strings.TrimSpace(rest), formatPrefix)
+	format, err = strconv.Atoi(number)
+	if !ok || !known || err != nil || format < 1 {
+		return 0, false, schemas.Errorf(schemas.CodeInvalid, "the file %s is damaged: it says which format the data folder has", d.file(fileInitialised)).
+			WithHint("restore it from a backup of the data folder")
+	}
+	if format > jetstream.Format {
+		return 0, false, schemas.Errorf(schemas.CodeConflict, "the data folder %s has format %d, and this version knows up to %d", d.path, format, jetstream.Format).
+			WithHint("start the version that made it, or a later one")
+	}
+	return format, false, nil
 }
 
-// initialised notes that the buckets are there.
+// initialised notes that the buckets of this version are there.
 func (d *dataDir) initialised() error {
-	return writeFile(d.file(fileInitialised), []byte("The security buckets were created. A missing one is an alarm from now on.\n"))
+	return writeFile(d.file(fileInitialised), fmt.Appendf(nil, "%s%s%d\n", initialisedText, formatPrefix, jetstream.Format))
 }
 
 func (d *dataDir) close() { _ = d.lock.Close() }

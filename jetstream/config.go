@@ -19,6 +19,19 @@ const (
 	Identities Bucket = "runbus_identities" // file: service-account keys, sessions of people
 	Known      Bucket = "runbus_known"      // file: outbound runners seen, and the key each id is bound to
 	Heartbeats Bucket = "runbus_heartbeats" // memory, keys expire: the live runners
+	Roster     Bucket = "runbus_registry"   // file: one document per tenant, its dialled runners and their tokens
+	Leases     Bucket = "runbus_leases"     // memory, keys expire: which replica dials which runner
+	Proofs     Bucket = "runbus_proofs"     // memory, keys expire: enrolment proof keys
+)
+
+// Format is the format of data folders that this version makes: the number of the last change of the set of security
+// streams. 1: identities, known, audit; 2: the registry as well.
+const Format = 2
+
+const (
+	leaseTTL = 30 * time.Second
+	// ProofTTL is how long a key of Proofs lives: as long as a ticket is valid (SPEC C3).
+	ProofTTL = 15 * time.Minute
 )
 
 // stream is the name of the bucket's stream, as the stock `nats kv` expects it.
@@ -42,7 +55,8 @@ const markerTTL = 5 * time.Minute
 // definition is one stream as it must be.
 type definition struct {
 	config   natsjs.StreamConfig
-	security bool          // created only in a fresh data folder
+	security bool          // created only in a fresh data folder, or in one of a format before since
+	since    int           // the Format that brought a security stream
 	ttl      time.Duration // each write expires after; zero: never
 }
 
@@ -61,14 +75,20 @@ func definitions(o Options) []definition {
 			DenyDelete: true, AllowRollup: true,
 		}
 	}
-	heartbeats := bucket(Heartbeats, natsjs.MemoryStorage, "live runners")
-	heartbeats.AllowMsgTTL = true
-	heartbeats.SubjectDeleteMarkerTTL = markerTTL
+	expiring := func(b Bucket, about string) natsjs.StreamConfig {
+		c := bucket(b, natsjs.MemoryStorage, about)
+		c.AllowMsgTTL = true
+		c.SubjectDeleteMarkerTTL = markerTTL
+		return c
+	}
 	return []definition{
-		{config: bucket(Identities, natsjs.FileStorage, "service-account keys, sessions of people"), security: true},
-		{config: bucket(Known, natsjs.FileStorage, "outbound runners seen"), security: true},
-		{config: heartbeats, ttl: o.HeartbeatTTL},
-		{security: true, config: natsjs.StreamConfig{
+		{config: bucket(Identities, natsjs.FileStorage, "service-account keys, sessions of people"), security: true, since: 1},
+		{config: bucket(Known, natsjs.FileStorage, "outbound runners seen"), security: true, since: 1},
+		{config: bucket(Roster, natsjs.FileStorage, "dialled runners and their enrolment tokens"), security: true, since: 2},
+		{config: expiring(Heartbeats, "live runners"), ttl: o.HeartbeatTTL},
+		{config: expiring(Leases, "which replica dials which runner"), ttl: leaseTTL},
+		{config: expiring(Proofs, "enrolment proof keys"), ttl: ProofTTL},
+		{security: true, since: 1, config: natsjs.StreamConfig{
 			Name: auditStream, Description: "audit events, chained", Subjects: []string{auditSubject},
 			Retention: natsjs.LimitsPolicy, Discard: natsjs.DiscardNew,
 			MaxConsumers: -1, MaxMsgs: -1, MaxBytes: -1, MaxMsgsPerSubject: -1, MaxMsgSize: maxAuditMessage,

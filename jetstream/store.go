@@ -20,6 +20,10 @@ type Options struct {
 	// Fresh says that the data folder was initialised just now: only then are the streams that hold security decisions
 	// created. Memory buckets are created whenever they are missing.
 	Fresh bool
+	// Format is the format of a data folder that is not fresh: security streams that came after it are created as well, for
+	// the folder can't have held them. Zero means Format, the present one: then none are. The caller notes Format in the
+	// folder when Open has returned, and from then on a missing one is an alarm.
+	Format int
 	// HeartbeatTTL is how long a key of Heartbeats outlives its last write, in whole seconds. Zero means 60 s.
 	HeartbeatTTL time.Duration
 	// ConfirmEvery is how often a View asks the leader whether it is current. Zero means 5 s.
@@ -34,6 +38,9 @@ type Options struct {
 func (o *Options) defaults() error {
 	if o.Replicas == 0 {
 		o.Replicas = 1
+	}
+	if o.Format == 0 {
+		o.Format = Format
 	}
 	if o.HeartbeatTTL == 0 {
 		o.HeartbeatTTL = 60 * time.Second
@@ -91,7 +98,7 @@ func Open(ctx context.Context, sec *nats.Conn, o Options) (*Store, error) {
 		look: make(chan struct{}, 1),
 	}
 	for _, d := range definitions(o) {
-		st, created, err := ensure(ctx, js, d, !d.security || o.Fresh)
+		st, created, err := ensure(ctx, js, d, !d.security || o.Fresh || d.since > o.Format)
 		if err != nil {
 			return nil, err
 		}

@@ -1,0 +1,97 @@
+package roster
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"time"
+
+	"github.com/org-runink/runbus/jetstream"
+	"github.com/org-runink/runbus/schemas"
+)
+
+const (
+	// changeTimeout bounds one change, with the attempts that others were faster than.
+	changeTimeout = 15 * time.Second
+	// againWithin is how long at most a writer waits after it lost, so that many writers don't meet again.
+	againWithin = 20 * time.Millisecond
+)
+
+// errUnchanged ends a change that finds all as it should be: nothing is written, and it is no error.
+var errUnchanged = errors.New("nothing to change")
+
+// change decides one change of a tenant on the leader: decide is given the present document, once or, when another writer was
+// first, several times, and changes it or says why not. What it leaves is written if the document still is what decide saw.
+// An error of decide ends it as it is.
+func (r *Roster) change(ctx context.Context, tenant string, decide func(d *document, now time.Time) error) error {
+	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
+	defer cancel()
+	turn := r.turn(tenant)
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return unavailable(context.Cause(ctx))
+	}
+	for {
+		err := r.attempt(ctx, tenant, decide)
+		if errors.Is(err, errUnchanged) {
+			return nil
+		}
+		if !errors.Is(err, jetstream.ErrLost) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return conflict(err)
+		case <-time.After(rand.N(againWithin)): //nolint:gosec // spreads writers, guards nothing
+		}
+	}
+}
+
+// turn is what the writers of one tenant in this process take turns by.
+func (r *Roster) turn(tenant string) chan struct{} {
+	turn, _ := r.writing.LoadOrStore(tenant, make(chan struct{}, 1))
+	return turn.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
+}
+
+// attempt is one compare-and-set; jetstream.ErrLost if another writer was first.
+func (r *Roster) attempt(ctx context.Context, tenant string, decide func(d *document, now time.Time) error) error {
+	row, err := r.docs.Get(ctx, tenant)
+	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
+		return unavailable(err)
+	}
+	now := r.d.Now().UTC()
+	doc := row.Value.clone()
+	doc.prune(now)
+	if err := decide(&doc, now); err != nil {
+		return err
+	}
+	var revision uint64
+	if row.Revision == 0 {
+		revision, err = r.docs.Create(ctx, tenant, doc)
+	} else {
+		revision, err = r.docs.Update(ctx, tenant, doc, row.Revision)
+	}
+	switch {
+	case err == nil:
+		r.take(jetstream.Row[document]{Key: tenant, Value: doc, Revision: revision})
+		return nil
+	case errors.Is(err, jetstream.ErrLost):
+		return err
+	case errors.Is(err, jetstream.ErrUnknown):
+		return schemas.Wrap(schemas.CodeUnavailable, err, "it could not be established whether the change of the runner registry took effect").
+			WithHint("look at its present state before you try again")
+	}
+	return unavailable(err)
+}
+
+// unavailable is the face of a registry that can't be read or written now.
+func unavailable(cause error) error {
+	return schemas.Wrap(schemas.CodeUnavailable, cause, "runner registry unavailable").WithHint("nothing was changed; try again when /readyz is ready")
+}
+
+// conflict is the face of a change that others were faster than all the time.
+func conflict(cause error) error {
+	return schemas.Wrap(schemas.CodeConflict, cause, "others changed the runner registry all the time").WithHint("nothing was changed; try again")
+}
