@@ -485,7 +485,7 @@ func TestVerifyFindsTampering(t *testing.T) {
 	c := chain{}
 	var forged [][]byte
 	for range good {
-		body, err := c.encode("one", nil)
+		body, err := c.append(nil, "one", nil)
 		if err != nil {
 			t.Fatal(err)
 		}

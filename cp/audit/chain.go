@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"slices"
 	"strconv"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -13,11 +14,13 @@ import (
 
 const (
 	// maxBatchBytes bounds the stored form of one batch.
-	maxBatchBytes = 256 << 10
-	// maxBatchEvents bounds how many events wait for one another.
-	maxBatchEvents = 512
+	maxBatchBytes = 480 << 10
+	// maxBatchEvents bounds how many events are in one batch.
+	maxBatchEvents = 1024
 	// batchOverhead is what a batch needs beside its events, at most.
 	batchOverhead = 512
+	// tellOverhead is what the event needs that tells of dropped notes, at most.
+	tellOverhead = 512
 	// maxWriter bounds the name of a writer.
 	maxWriter = 64
 	// maxEventBytes bounds one event, so that any event fits into a batch of its own.
@@ -40,13 +43,13 @@ type chain struct {
 	sum    string // hex SHA-256 of its stored bytes; "" for none
 }
 
-// encode is the stored form of the batch that comes next.
-func (c chain) encode(writer string, events [][]byte) ([]byte, error) {
+// append appends the stored form of the batch that comes next. Each of events is one, or several with commas between them.
+func (c chain) append(body []byte, writer string, events [][]byte) ([]byte, error) {
 	size := batchOverhead
 	for _, e := range events {
 		size += len(e) + 1
 	}
-	body := make([]byte, 0, size)
+	body = slices.Grow(body, size)
 	// protobuf JSON, in which a uint64 is text.
 	body = strconv.AppendUint(append(body, `{"number":"`...), c.number+1, 10)
 	body = append(body, '"')

@@ -49,7 +49,7 @@ func TestChain(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		body, err := c.encode("one", [][]byte{event, event})
+		body, err := c.append(nil, "one", [][]byte{event, event})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -91,7 +91,7 @@ func FuzzDecodeBatch(f *testing.F) {
 	if err != nil {
 		f.Fatal(err)
 	}
-	body, err := chain{}.encode("one", [][]byte{event})
+	body, err := chain{}.append(nil, "one", [][]byte{event})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -2,15 +2,13 @@ package audit
 
 import (
 	"bytes"
-	"crypto/rand"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/oklog/ulid/v2"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/schemas"
@@ -37,79 +35,121 @@ func Event(actor, action, subject, outcome string, kv ...string) *runbusv1.Audit
 	return e
 }
 
+// Brief is an event as values, for what is recorded at every dispatch: Log.Jot makes no object of it. Details stand in the order
+// of their names, each once; the rules of Event hold for them.
+type Brief struct {
+	Tenant, Actor, Action, Subject, Outcome string
+	Details                                 []Detail
+}
+
+// Detail is one detail of an event.
+type Detail struct{ Name, Value string }
+
 // encodeEvent fills what the log fills, and is e as it will stand in a batch.
 func encodeEvent(e *runbusv1.AuditEvent, now time.Time) ([]byte, error) {
-	if e.GetAction() == "" || e.GetActor() == "" {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "an audit event needs an actor and an action")
-	}
 	if e.Id == "" {
-		id, err := ulid.New(ulid.Timestamp(now), rand.Reader)
-		if err != nil {
-			return nil, schemas.Wrap(schemas.CodeFailed, err, "the audit event has no id")
-		}
-		e.Id = id.String()
+		e.Id = schemas.NewULID(now)
 	}
 	if e.At == nil {
 		e.At = timestamppb.New(now)
 	}
 	body, err := appendEvent(nil, e)
-	if err != nil {
-		return nil, schemas.Wrap(schemas.CodeInvalid, err, "the audit event can't be encoded")
+	if err == nil {
+		err = checkEvent(e.GetActor(), e.GetAction(), len(body))
 	}
-	if len(body) > maxEventBytes {
-		return nil, schemas.Errorf(schemas.CodeLimit, "the audit event %s has %d bytes: at most %d are kept", clip(e.GetAction()), len(body), maxEventBytes)
+	if err != nil {
+		return nil, err
 	}
 	return body, nil
 }
 
-// appendEvent appends e as protobuf JSON, in one line. protojson makes the same of it in ten times the time, and two events are
-// made of every dispatch.
-func appendEvent(b []byte, e *runbusv1.AuditEvent) (_ []byte, err error) {
+// checkEvent refuses an event that says too little, or too much: it has size bytes encoded.
+func checkEvent(actor, action string, size int) error {
+	if action == "" || actor == "" {
+		return schemas.Errorf(schemas.CodeInvalid, "an audit event needs an actor and an action")
+	}
+	if size > maxEventBytes {
+		return schemas.Errorf(schemas.CodeLimit, "the audit event %s has %d bytes: at most %d are kept", clip(action), size, maxEventBytes)
+	}
+	return nil
+}
+
+// appendEvent appends e as protobuf JSON, in one line. protojson makes the same of it in ten times the time.
+func appendEvent(b []byte, e *runbusv1.AuditEvent) ([]byte, error) {
 	if err := e.GetAt().CheckValid(); err != nil {
-		return nil, err
+		return nil, schemas.Wrap(schemas.CodeInvalid, err, "the audit event can't be encoded")
 	}
+	var few [8]Detail
+	details := few[:0]
+	for name, value := range e.GetDetails() {
+		details = append(details, Detail{name, value})
+	}
+	slices.SortFunc(details, func(a, b Detail) int { return strings.Compare(a.Name, b.Name) })
 	b = slices.Grow(b, 512)
-	first := byte('{')
-	text := func(name, value string) {
-		if value == "" || err != nil {
-			return
+	b = append(b, '{')
+	if e.GetId() != "" {
+		var err error
+		if b, err = appendText(append(b, `"id":`...), e.GetId()); err != nil {
+			return nil, err
 		}
-		b = append(append(append(b, first, '"'), name...), '"', ':')
-		b, err = appendText(b, value)
-		first = ','
+		b = append(b, ',')
 	}
-	text("id", e.GetId())
-	if err == nil {
-		b = append(b, first)
-		b = append(e.GetAt().AsTime().AppendFormat(append(b, `"at":"`...), "2006-01-02T15:04:05.000000000Z"), '"')
-		first = ','
+	b = append(b, `"at":"`...)
+	b = e.GetAt().AsTime().AppendFormat(b, "2006-01-02T15:04:05.000000000Z")
+	return appendRest(b, &Brief{
+		Tenant: e.GetTenant(), Actor: e.GetActor(), Action: e.GetAction(), Subject: e.GetSubject(), Outcome: e.GetOutcome(), Details: details,
+	})
+}
+
+// appendRest appends an event from the end of its time on.
+func appendRest(b []byte, e *Brief) ([]byte, error) {
+	b = append(b, '"')
+	var err error
+	for _, f := range [...]Detail{
+		{`,"tenant":`, e.Tenant}, {`,"actor":`, e.Actor}, {`,"action":`, e.Action}, {`,"subject":`, e.Subject}, {`,"outcome":`, e.Outcome},
+	} {
+		if f.Value == "" {
+			continue
+		}
+		if b, err = appendText(append(b, f.Name...), f.Value); err != nil {
+			return nil, err
+		}
 	}
-	text("tenant", e.GetTenant())
-	text("actor", e.GetActor())
-	text("action", e.GetAction())
-	text("subject", e.GetSubject())
-	text("outcome", e.GetOutcome())
-	if details := e.GetDetails(); len(details) > 0 && err == nil {
+	if len(e.Details) > 0 {
 		b = append(b, `,"details":`...)
-		var few [8]string
-		names := few[:0]
-		for name := range details {
-			names = append(names, name)
-		}
-		slices.Sort(names)
-		first = '{'
-		for _, name := range names {
-			if b, err = appendText(append(b, first), name); err != nil {
-				break
+		before := byte('{')
+		for _, d := range e.Details {
+			if b, err = appendText(append(b, before), d.Name); err != nil {
+				return nil, err
 			}
-			if b, err = appendText(append(b, ':'), details[name]); err != nil {
-				break
+			if b, err = appendText(append(b, ':'), d.Value); err != nil {
+				return nil, err
 			}
-			first = ','
+			before = ','
 		}
 		b = append(b, '}')
 	}
-	return append(b, '}'), err
+	return append(b, '}'), nil
+}
+
+// clock writes times, of which many are within one second. Not safe for concurrent use; the zero value is ready.
+type clock struct {
+	second int64
+	text   [len("2006-01-02T15:04:05.")]byte
+}
+
+// append appends at, in UTC, to the nanosecond.
+func (c *clock) append(b []byte, at time.Time) []byte {
+	if s := at.Unix(); s != c.second || c.text[0] == 0 {
+		c.second = s
+		at.UTC().AppendFormat(c.text[:0], "2006-01-02T15:04:05.")
+	}
+	b = append(b, c.text[:]...)
+	var digits [9]byte
+	for i, n := 8, at.Nanosecond(); i >= 0; i, n = i-1, n/10 {
+		digits[i] = '0' + byte(n%10)
+	}
+	return append(append(b, digits[:]...), 'Z')
 }
 
 // appendText appends a JSON string. Text that is not UTF-8 is an error, as in protobuf.
@@ -125,13 +165,13 @@ func appendText(b []byte, s string) ([]byte, error) {
 		return append(append(append(b, '"'), s...), '"'), nil
 	}
 	if !utf8.ValidString(s) {
-		return b, errors.New("a text of an audit event is not UTF-8")
+		return nil, schemas.Errorf(schemas.CodeInvalid, "a text of an audit event is not UTF-8")
 	}
 	var quoted bytes.Buffer
 	out := json.NewEncoder(&quoted)
 	out.SetEscapeHTML(false)
 	if err := out.Encode(s); err != nil {
-		return b, err
+		return nil, schemas.Wrap(schemas.CodeInvalid, err, "the audit event can't be encoded")
 	}
 	return append(b, bytes.TrimSuffix(quoted.Bytes(), []byte("\n"))...), nil
 }

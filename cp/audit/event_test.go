@@ -2,6 +2,8 @@ package audit
 
 import (
 	"bytes"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,8 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/bus/embedded"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -60,5 +64,63 @@ func TestEventIsProtobufJSON(t *testing.T) {
 	})
 	if body, err := appendEvent(nil, &runbusv1.AuditEvent{Actor: "a", Action: "b", At: timestamppb.New(now()), Subject: "\xff"}); err == nil {
 		t.Fatalf("not UTF-8, and written as %s", body)
+	}
+}
+
+// An event as values reads like one of Note, whatever its texts are; what can't be written leaves the ones beside it whole.
+func TestJot(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	began := time.Now()
+	for i := range 3 {
+		l.Jot(&Brief{
+			Tenant: "acme", Actor: "person:é\"", Action: "a.b", Subject: "s:" + strconv.Itoa(i), Outcome: "ok",
+			Details: []Detail{{"a", "<x & y>"}, {"b", ""}},
+		})
+		l.Jot(&Brief{Actor: "x", Action: "y", Subject: "\xff"})
+		l.Jot(&Brief{Subject: "of nobody"})
+		l.Jot(&Brief{Actor: "x", Action: "y", Subject: strings.Repeat("x", maxEventBytes)})
+	}
+	run(t, l)()
+	events, err := l.List(ctx, "acme", 10)
+	if err != nil || len(events) != 3 {
+		t.Fatalf("%d events, %v", len(events), err)
+	}
+	for _, e := range events {
+		if e.GetActor() != "person:é\"" || e.GetAction() != "a.b" || e.GetOutcome() != "ok" || len(e.GetId()) != 26 ||
+			len(e.GetDetails()) != 2 || e.GetDetails()["a"] != "<x & y>" || e.GetAt().AsTime().Sub(began).Abs() > time.Hour {
+			t.Errorf("event %v", e)
+		}
+	}
+	if _, err := l.Verify(ctx); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// clock must write what the time package writes.
+func TestClock(t *testing.T) {
+	var c clock
+	rapid.Check(t, func(t *rapid.T) {
+		at := time.Unix(rapid.Int64Range(0, 3).Draw(t, "s"), rapid.Int64Range(0, 999_999_999).Draw(t, "ns"))
+		if got, want := string(c.append(nil, at)), at.UTC().Format("2006-01-02T15:04:05.000000000Z"); got != want {
+			t.Fatalf("%s, not %s", got, want)
+		}
+	})
+}
+
+func BenchmarkJot(b *testing.B) {
+	l := &Log{wake: make(chan struct{}, 1)}
+	e := Brief{
+		Tenant: "acme", Actor: "person:wanda", Action: "dispatch.end", Subject: "dispatch:01ARZ3NDEKTSV4RRFFQ69G5FAV", Outcome: "ok",
+		Details: []Detail{{"bytes", "1024"}, {"outcome", "completed"}, {"rows", "1"}, {"runner", "edge-1"}, {"source", "file"}},
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		l.Jot(&e)
+		if l.notes == maxNotes {
+			l.finish(l.take(), nil)
+		}
 	}
 }

@@ -23,12 +23,14 @@ const (
 	// flushWait is how long Run goes on after its context's end, to write what is pending.
 	flushWait = 5 * time.Second
 	// Bounds of what waits to be written. A note over them is dropped and counted, a Record refused.
-	maxNotes     = 8192
+	maxNotes     = 16384
 	maxNoteBytes = 8 << 20
 	maxRecords   = 16384
 
 	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
-	noteWait = 20 * time.Millisecond
+	noteWait = 50 * time.Millisecond
+	// batchWorth is how many notes are worth a message at once.
+	batchWorth = 1024
 
 	retryFirst = 50 * time.Millisecond
 	retryMost  = 2 * time.Second
@@ -44,9 +46,13 @@ type Log struct {
 	log    *slog.Logger
 	wake   chan struct{}
 
+	body []byte // the last batch written, for its memory; belongs to Run
+
 	mu        sync.Mutex
-	pending   []*entry
-	notes     int // of pending
+	clock     clock
+	pending   []part
+	spare     [][]byte // memory of notes that were written
+	notes     int      // of pending
 	noteBytes int
 	noteSince time.Time // the oldest note is about as old
 	records   int
@@ -58,11 +64,26 @@ type Log struct {
 	failedAt  time.Time // the first attempt that failed since one succeeded
 }
 
-// entry is one event on its way.
+// part is what waits to be written: notes, encoded one behind the other with commas between them, or one recorded event.
+type part struct {
+	notes  []byte
+	events int // in notes
+	record *entry
+}
+
+// size is its bytes in a batch.
+func (p part) size() int {
+	if p.record != nil {
+		return len(p.record.body) + 1
+	}
+	return len(p.notes) + 1
+}
+
+// entry is one recorded event on its way.
 type entry struct {
 	body      []byte
-	done      chan error // nil for a note
-	abandoned bool       // its Record has given up; guarded by Log.mu
+	done      chan error
+	abandoned bool // its Record has given up; guarded by Log.mu
 }
 
 // New opens the log for one writer: the name of the replica, at most 64 bytes. It reads the end of the stream, so it
@@ -101,7 +122,7 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 		return unavailable(errors.New("the audit log is closed, or too much waits for it"))
 	}
 	l.records++
-	l.pending = append(l.pending, n)
+	l.pending = append(l.pending, part{record: n})
 	l.mu.Unlock()
 	l.signal()
 	select {
@@ -120,34 +141,108 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 	}
 }
 
-// Note records e without waiting. An event that can't be encoded, or that comes while 8,192 notes or 8 MiB of them wait,
+// Note records e without waiting. An event that can't be encoded, or that comes while 16,384 notes or 8 MiB of them wait,
 // is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
 func (l *Log) Note(e *runbusv1.AuditEvent) {
 	body, err := encodeEvent(e, time.Now())
+	if err != nil {
+		body = nil
+	}
 	l.mu.Lock()
-	full := l.notes >= maxNotes || l.noteBytes+len(body) > maxNoteBytes || l.closed
+	full, err := l.note(err, func(b []byte) ([]byte, error) { return append(b, body...), nil })
+	l.mu.Unlock()
+	l.complain(e.GetAction(), full, err)
+}
+
+// Jot is Note for an event as values: it is written once, where it waits.
+func (l *Log) Jot(e *Brief) {
+	now := time.Now()
+	l.mu.Lock()
+	full, err := l.note(nil, func(b []byte) ([]byte, error) {
+		begin := len(b)
+		b = schemas.AppendULID(append(b, `{"id":"`...), now)
+		b, err := appendRest(l.clock.append(append(b, `","at":"`...), now), e)
+		if err == nil {
+			err = checkEvent(e.Actor, e.Action, len(b)-begin)
+		}
+		return b, err
+	})
+	l.mu.Unlock()
+	l.complain(e.Action, full, err)
+}
+
+// note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;
+// full is true for the first of a row for which there is no room. The lock is held.
+func (l *Log) note(err error, add func([]byte) ([]byte, error)) (full bool, _ error) {
 	first := l.dropped == 0
+	full = l.closed || l.notes >= maxNotes || l.noteBytes >= maxNoteBytes
+	if err == nil && !full {
+		err = l.append(add)
+	}
 	if err != nil || full {
 		l.dropped++
-	} else {
-		if l.notes == 0 {
-			l.noteSince = time.Now()
-		}
-		l.notes++
-		l.noteBytes += len(body)
-		l.pending = append(l.pending, &entry{body: body})
 	}
-	tell := l.notes == 1 || l.notes == maxBatchEvents || l.dropped > 0
-	l.mu.Unlock()
-	switch {
-	case err != nil:
-		l.log.Error("an audit event is dropped", "action", clip(e.GetAction()), "error", err)
-	case full && first:
-		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(e.GetAction()))
-	}
-	if tell {
+	if l.notes == 1 || l.notes == batchWorth || l.dropped > 0 {
 		l.signal()
 	}
+	return full && first, err
+}
+
+func (l *Log) complain(action string, full bool, err error) {
+	switch {
+	case err != nil:
+		l.log.Error("an audit event is dropped", "action", clip(action), "error", err)
+	case full:
+		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(action))
+	}
+}
+
+// append has add append a note to those that wait: to the last of them if it fits there, so that a part always fits into one
+// batch. The lock is held.
+func (l *Log) append(add func([]byte) ([]byte, error)) error {
+	last := len(l.pending) - 1
+	if last < 0 || l.pending[last].record != nil || l.pending[last].events == maxBatchEvents {
+		l.pending = append(l.pending, part{notes: l.memory()})
+		last++
+	}
+	p := &l.pending[last]
+	before := len(p.notes)
+	body := p.notes
+	if p.events > 0 {
+		body = append(body, ',')
+	}
+	begin := len(body)
+	body, err := add(body)
+	if err != nil {
+		if p.events == 0 {
+			l.pending = l.pending[:last]
+		}
+		return err
+	}
+	if p.events > 0 && len(body) > maxBatchBytes-batchOverhead-tellOverhead {
+		one := append(l.memory(), body[begin:]...)
+		p.notes = body[:before]
+		l.pending = append(l.pending, part{notes: one, events: 1})
+	} else {
+		p.notes = body
+		p.events++
+	}
+	if l.notes == 0 {
+		l.noteSince = time.Now()
+	}
+	l.notes++
+	l.noteBytes += len(body) - begin
+	return nil
+}
+
+// memory is room for notes. The lock is held.
+func (l *Log) memory() []byte {
+	if n := len(l.spare) - 1; n >= 0 {
+		b := l.spare[n]
+		l.spare = l.spare[:n]
+		return b[:0]
+	}
+	return make([]byte, 0, 4<<10)
 }
 
 func (l *Log) signal() {
@@ -191,7 +286,7 @@ func (l *Log) await(ctx context.Context) bool {
 		l.closed = l.closed || ctx.Err() != nil
 		closed, empty := l.closed, len(l.pending) == 0
 		waited := time.Since(l.noteSince)
-		now := l.records > 0 || l.notes >= maxBatchEvents || l.notes > 0 && waited >= noteWait || empty && l.dropped > 0
+		now := l.records > 0 || l.notes >= batchWorth || l.notes > 0 && waited >= noteWait || empty && l.dropped > 0
 		l.mu.Unlock()
 		switch {
 		case now || closed && !empty:
@@ -213,11 +308,11 @@ func (l *Log) await(ctx context.Context) bool {
 }
 
 // take is the next batch: everything pending, within the bounds of one message.
-func (l *Log) take() []*entry {
+func (l *Log) take() []part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	var batch []*entry
-	size := batchOverhead
+	var batch []part
+	events, size := 0, batchOverhead
 	if l.dropped > 0 {
 		n := strconv.FormatUint(l.dropped, 10)
 		body, err := encodeEvent(Event(ActorPlatform, ActionOverflow, "audit", "ok", "dropped", n, "writer", l.writer), time.Now())
@@ -225,38 +320,62 @@ func (l *Log) take() []*entry {
 			l.log.Error("dropped audit events can't be told", "dropped", n, "error", err)
 		} else {
 			l.dropped = 0
-			batch = append(batch, &entry{body: body})
-			size += len(body) + 1
+			batch = append(batch, part{notes: body, events: 1})
+			events, size = 1, size+len(body)+1
 		}
 	}
 	taken := 0
-	for _, n := range l.pending {
-		if !n.abandoned {
-			if len(batch) == maxBatchEvents || size+len(n.body)+1 > maxBatchBytes {
+	for _, p := range l.pending {
+		if p.record == nil || !p.record.abandoned {
+			n := max(p.events, 1)
+			if taken > 0 && events+n > maxBatchEvents || size+p.size() > maxBatchBytes {
 				break
 			}
-			batch = append(batch, n)
-			size += len(n.body) + 1
+			batch = append(batch, p)
+			events, size = events+n, size+p.size()
 		}
 		taken++
-		if n.done != nil {
+		if p.record != nil {
 			l.records--
 		} else {
-			l.notes--
-			l.noteBytes -= len(n.body)
+			l.notes -= p.events
+			l.noteBytes -= len(p.notes) - p.events + 1
 		}
 	}
-	clear(l.pending[:taken])
-	if l.pending = l.pending[taken:]; len(l.pending) == 0 {
-		l.pending = nil
-	}
+	kept := copy(l.pending, l.pending[taken:])
+	clear(l.pending[kept:])
+	l.pending = l.pending[:kept]
 	l.noteSince = time.Now()
 	return batch
 }
 
+// keepMemory is how much memory of written notes is kept for others.
+const keepMemory = 8
+
+// finish tells those who wait for the events of a batch, and takes back its memory.
+func (l *Log) finish(batch []part, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range batch {
+		switch {
+		case p.record != nil:
+			p.record.done <- err // has room for the one
+		case len(l.spare) < keepMemory:
+			l.spare = append(l.spare, p.notes)
+		}
+	}
+}
+
+func count(batch []part) (events int) {
+	for _, p := range batch {
+		events += max(p.events, 1)
+	}
+	return events
+}
+
 // commit writes one batch and tells those who wait for it. It tries until it is written, or ctx ends, or nobody wants it
 // any more. A batch whose outcome is unknown is only sent again as it was, behind the same end, where it can stand once.
-func (l *Log) commit(ctx context.Context, batch []*entry) {
+func (l *Log) commit(ctx context.Context, batch []part) {
 	wait := retryFirst
 	for {
 		if batch = l.wanted(batch); len(batch) == 0 {
@@ -265,18 +384,18 @@ func (l *Log) commit(ctx context.Context, batch []*entry) {
 		}
 		err := l.attempt(ctx, batch)
 		if err == nil {
-			finish(batch, nil)
+			l.finish(batch, nil)
 			return
 		}
 		if errors.Is(err, jetstream.ErrLost) {
 			continue // another replica was first: chain to its batch
 		}
 		l.setFailing(err)
-		l.log.Warn("audit events wait", "events", len(batch), "error", err)
+		l.log.Warn("audit events wait", "events", count(batch), "error", err)
 		select {
 		case <-ctx.Done():
-			l.log.Error("audit events were not recorded", "events", len(batch), "error", err)
-			finish(batch, unavailable(err))
+			l.log.Error("audit events were not recorded", "events", count(batch), "error", err)
+			l.finish(batch, unavailable(err))
 			return
 		case <-time.After(wait):
 		}
@@ -286,7 +405,7 @@ func (l *Log) commit(ctx context.Context, batch []*entry) {
 
 // attempt appends the batch behind the end of the stream. It returns only when it is known whether it was appended, or
 // when ctx ends.
-func (l *Log) attempt(ctx context.Context, batch []*entry) error {
+func (l *Log) attempt(ctx context.Context, batch []part) error {
 	head, known := l.end()
 	if !known {
 		if err := l.reload(ctx); err != nil {
@@ -295,13 +414,16 @@ func (l *Log) attempt(ctx context.Context, batch []*entry) error {
 		head, _ = l.end()
 	}
 	events := make([][]byte, len(batch))
-	for i, n := range batch {
-		events[i] = n.body
+	for i, p := range batch {
+		if events[i] = p.notes; p.record != nil {
+			events[i] = p.record.body
+		}
 	}
-	body, err := head.encode(l.writer, events)
+	body, err := head.append(l.body[:0], l.writer, events)
 	if err != nil {
 		return err
 	}
+	l.body = body
 	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
 		seq, err := l.store.AppendAudit(ctx, body, head.number)
 		if err == nil {
@@ -327,24 +449,16 @@ func (l *Log) attempt(ctx context.Context, batch []*entry) error {
 }
 
 // wanted leaves out the events whose Record has given up.
-func (l *Log) wanted(batch []*entry) []*entry {
+func (l *Log) wanted(batch []part) []part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	kept := batch[:0]
-	for _, n := range batch {
-		if !n.abandoned {
-			kept = append(kept, n)
+	for _, p := range batch {
+		if p.record == nil || !p.record.abandoned {
+			kept = append(kept, p)
 		}
 	}
 	return kept
-}
-
-func finish(batch []*entry, err error) {
-	for _, n := range batch {
-		if n.done != nil {
-			n.done <- err
-		}
-	}
 }
 
 // reload reads the end of the stream. An end before the one known is a history that was cut off.
