@@ -197,7 +197,9 @@ func encodeRevoked(reason string, at time.Time) []byte {
 	}, reason))
 }
 
-func revokedReason(body []byte) string { return strings.TrimSpace(strings.ToValidUTF8(string(body), "?")) }
+func revokedReason(body []byte) string {
+	return strings.TrimSpace(strings.ToValidUTF8(string(body), "?"))
+}
 
 func parseCA(body []byte, want [32]byte) (*x509.Certificate, error) {
 	block, rest := pem.Decode(body)

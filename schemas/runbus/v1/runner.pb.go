@@ -643,6 +643,8 @@ type RunnerControl struct {
 	//	*RunnerControl_Drain
 	//	*RunnerControl_Move
 	//	*RunnerControl_Health
+	//	*RunnerControl_Renew
+	//	*RunnerControl_Install
 	Order         isRunnerControl_Order `protobuf_oneof:"order"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -762,6 +764,24 @@ func (x *RunnerControl) GetHealth() *HealthOrder {
 	return nil
 }
 
+func (x *RunnerControl) GetRenew() *RenewOrder {
+	if x != nil {
+		if x, ok := x.Order.(*RunnerControl_Renew); ok {
+			return x.Renew
+		}
+	}
+	return nil
+}
+
+func (x *RunnerControl) GetInstall() *InstallCertificateOrder {
+	if x != nil {
+		if x, ok := x.Order.(*RunnerControl_Install); ok {
+			return x.Install
+		}
+	}
+	return nil
+}
+
 type isRunnerControl_Order interface {
 	isRunnerControl_Order()
 }
@@ -794,6 +814,14 @@ type RunnerControl_Health struct {
 	Health *HealthOrder `protobuf:"bytes,69,opt,name=health,proto3,oneof"`
 }
 
+type RunnerControl_Renew struct {
+	Renew *RenewOrder `protobuf:"bytes,170,opt,name=renew,proto3,oneof"`
+}
+
+type RunnerControl_Install struct {
+	Install *InstallCertificateOrder `protobuf:"bytes,171,opt,name=install,proto3,oneof"`
+}
+
 func (*RunnerControl_Cancel) isRunnerControl_Order() {}
 
 func (*RunnerControl_Rehello) isRunnerControl_Order() {}
@@ -807,6 +835,10 @@ func (*RunnerControl_Drain) isRunnerControl_Order() {}
 func (*RunnerControl_Move) isRunnerControl_Order() {}
 
 func (*RunnerControl_Health) isRunnerControl_Order() {}
+
+func (*RunnerControl_Renew) isRunnerControl_Order() {}
+
+func (*RunnerControl_Install) isRunnerControl_Order() {}
 
 // CancelOrder stops one work. The runner answers with CancelState at once and, if the work runs, with a RunnerWorkResult.
 type CancelOrder struct {
@@ -946,8 +978,10 @@ func (x *ReplacedOrder) GetReason() string {
 
 // GoodbyeOrder ends a runner for good.
 type GoodbyeOrder struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Reason        string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Reason string                 `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
+	// The runner was revoked: a dialled one notes that in its state folder and never starts again (SPEC C9).
+	Revoked       bool `protobuf:"varint,2,opt,name=revoked,proto3" json:"revoked,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -987,6 +1021,13 @@ func (x *GoodbyeOrder) GetReason() string {
 		return x.Reason
 	}
 	return ""
+}
+
+func (x *GoodbyeOrder) GetRevoked() bool {
+	if x != nil {
+		return x.Revoked
+	}
+	return false
 }
 
 // DrainOrder is SIGTERM over the bus.
@@ -1108,19 +1149,110 @@ func (*HealthOrder) Descriptor() ([]byte, []int) {
 	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{12}
 }
 
+// RenewOrder asks a dialled runner for a certificate request over a fresh key (SPEC C8). The key of an earlier RenewOrder is forgotten.
+type RenewOrder struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewOrder) Reset() {
+	*x = RenewOrder{}
+	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewOrder) ProtoMessage() {}
+
+func (x *RenewOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewOrder.ProtoReflect.Descriptor instead.
+func (*RenewOrder) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{13}
+}
+
+// InstallCertificateOrder brings the certificate for the key of the last RenewOrder.
+type InstallCertificateOrder struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The runner's certificate, then the CA's.
+	CertificatePem []byte `protobuf:"bytes,1,opt,name=certificate_pem,json=certificatePem,proto3" json:"certificate_pem,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
+}
+
+func (x *InstallCertificateOrder) Reset() {
+	*x = InstallCertificateOrder{}
+	mi := &file_runbus_v1_runner_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstallCertificateOrder) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstallCertificateOrder) ProtoMessage() {}
+
+func (x *InstallCertificateOrder) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_runner_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstallCertificateOrder.ProtoReflect.Descriptor instead.
+func (*InstallCertificateOrder) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *InstallCertificateOrder) GetCertificatePem() []byte {
+	if x != nil {
+		return x.CertificatePem
+	}
+	return nil
+}
+
 // RunnerControlReply answers a RunnerControl on `reply.<replica>.<id>`.
 type RunnerControlReply struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,71,opt,name=id,proto3" json:"id,omitempty"`
-	CancelState   CancelState            `protobuf:"varint,72,opt,name=cancel_state,json=cancelState,proto3,enum=runbus.v1.CancelState" json:"cancel_state,omitempty"`
-	Health        *RunnerHealth          `protobuf:"bytes,73,opt,name=health,proto3" json:"health,omitempty"`
+	state       protoimpl.MessageState `protogen:"open.v1"`
+	Id          string                 `protobuf:"bytes,71,opt,name=id,proto3" json:"id,omitempty"`
+	CancelState CancelState            `protobuf:"varint,72,opt,name=cancel_state,json=cancelState,proto3,enum=runbus.v1.CancelState" json:"cancel_state,omitempty"`
+	Health      *RunnerHealth          `protobuf:"bytes,73,opt,name=health,proto3" json:"health,omitempty"`
+	// Answers RenewOrder: PKCS #10.
+	CsrDer []byte `protobuf:"bytes,172,opt,name=csr_der,json=csrDer,proto3" json:"csr_der,omitempty"`
+	// The certificate in the runner's state folder, hex SHA-256: in the answers to RenewOrder and InstallCertificateOrder.
+	LeafFingerprint string `protobuf:"bytes,173,opt,name=leaf_fingerprint,json=leafFingerprint,proto3" json:"leaf_fingerprint,omitempty"`
+	// Answers InstallCertificateOrder: it is on the disk.
+	Installed bool `protobuf:"varint,174,opt,name=installed,proto3" json:"installed,omitempty"`
+	// The order was not carried out.
+	Error         *ErrorDetail `protobuf:"bytes,175,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *RunnerControlReply) Reset() {
 	*x = RunnerControlReply{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	mi := &file_runbus_v1_runner_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1132,7 +1264,7 @@ func (x *RunnerControlReply) String() string {
 func (*RunnerControlReply) ProtoMessage() {}
 
 func (x *RunnerControlReply) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[13]
+	mi := &file_runbus_v1_runner_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1145,7 +1277,7 @@ func (x *RunnerControlReply) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerControlReply.ProtoReflect.Descriptor instead.
 func (*RunnerControlReply) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{13}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunnerControlReply) GetId() string {
@@ -1169,6 +1301,34 @@ func (x *RunnerControlReply) GetHealth() *RunnerHealth {
 	return nil
 }
 
+func (x *RunnerControlReply) GetCsrDer() []byte {
+	if x != nil {
+		return x.CsrDer
+	}
+	return nil
+}
+
+func (x *RunnerControlReply) GetLeafFingerprint() string {
+	if x != nil {
+		return x.LeafFingerprint
+	}
+	return ""
+}
+
+func (x *RunnerControlReply) GetInstalled() bool {
+	if x != nil {
+		return x.Installed
+	}
+	return false
+}
+
+func (x *RunnerControlReply) GetError() *ErrorDetail {
+	if x != nil {
+		return x.Error
+	}
+	return nil
+}
+
 // RunnerHealth is a runner's claim about its own process.
 type RunnerHealth struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -1183,7 +1343,7 @@ type RunnerHealth struct {
 
 func (x *RunnerHealth) Reset() {
 	*x = RunnerHealth{}
-	mi := &file_runbus_v1_runner_proto_msgTypes[14]
+	mi := &file_runbus_v1_runner_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1195,7 +1355,7 @@ func (x *RunnerHealth) String() string {
 func (*RunnerHealth) ProtoMessage() {}
 
 func (x *RunnerHealth) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_runner_proto_msgTypes[14]
+	mi := &file_runbus_v1_runner_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1208,7 +1368,7 @@ func (x *RunnerHealth) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerHealth.ProtoReflect.Descriptor instead.
 func (*RunnerHealth) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{14}
+	return file_runbus_v1_runner_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *RunnerHealth) GetInFlight() int32 {
@@ -1306,7 +1466,7 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\rRunnerGoodbye\x12\x18\n" +
 	"\asession\x183 \x01(\tR\asession\x12#\n" +
 	"\rprocess_nonce\x184 \x01(\tR\fprocessNonce\x12\x16\n" +
-	"\x06reason\x185 \x01(\tR\x06reason\"\xa3\x03\n" +
+	"\x06reason\x185 \x01(\tR\x06reason\"\x94\x04\n" +
 	"\rRunnerControl\x12\x0e\n" +
 	"\x02id\x18= \x01(\tR\x02id\x12\x18\n" +
 	"\areplica\x18> \x01(\tR\areplica\x120\n" +
@@ -1316,7 +1476,9 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\agoodbye\x18B \x01(\v2\x17.runbus.v1.GoodbyeOrderH\x00R\agoodbye\x12-\n" +
 	"\x05drain\x18C \x01(\v2\x15.runbus.v1.DrainOrderH\x00R\x05drain\x12*\n" +
 	"\x04move\x18D \x01(\v2\x14.runbus.v1.MoveOrderH\x00R\x04move\x120\n" +
-	"\x06health\x18E \x01(\v2\x16.runbus.v1.HealthOrderH\x00R\x06healthB\a\n" +
+	"\x06health\x18E \x01(\v2\x16.runbus.v1.HealthOrderH\x00R\x06health\x12.\n" +
+	"\x05renew\x18\xaa\x01 \x01(\v2\x15.runbus.v1.RenewOrderH\x00R\x05renew\x12?\n" +
+	"\ainstall\x18\xab\x01 \x01(\v2\".runbus.v1.InstallCertificateOrderH\x00R\ainstallB\a\n" +
 	"\x05order\"B\n" +
 	"\vCancelOrder\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
@@ -1324,18 +1486,27 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\x04code\x18\x02 \x01(\tR\x04code\"\x0e\n" +
 	"\fRehelloOrder\"'\n" +
 	"\rReplacedOrder\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"&\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"@\n" +
 	"\fGoodbyeOrder\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"=\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
+	"\arevoked\x18\x02 \x01(\bR\arevoked\"=\n" +
 	"\n" +
 	"DrainOrder\x12/\n" +
 	"\x05grace\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\v\n" +
 	"\tMoveOrder\"\r\n" +
-	"\vHealthOrder\"\x90\x01\n" +
+	"\vHealthOrder\"\f\n" +
+	"\n" +
+	"RenewOrder\"B\n" +
+	"\x17InstallCertificateOrder\x12'\n" +
+	"\x0fcertificate_pem\x18\x01 \x01(\fR\x0ecertificatePem\"\xa4\x02\n" +
 	"\x12RunnerControlReply\x12\x0e\n" +
 	"\x02id\x18G \x01(\tR\x02id\x129\n" +
 	"\fcancel_state\x18H \x01(\x0e2\x16.runbus.v1.CancelStateR\vcancelState\x12/\n" +
-	"\x06health\x18I \x01(\v2\x17.runbus.v1.RunnerHealthR\x06health\"\xc3\x01\n" +
+	"\x06health\x18I \x01(\v2\x17.runbus.v1.RunnerHealthR\x06health\x12\x18\n" +
+	"\acsr_der\x18\xac\x01 \x01(\fR\x06csrDer\x12*\n" +
+	"\x10leaf_fingerprint\x18\xad\x01 \x01(\tR\x0fleafFingerprint\x12\x1d\n" +
+	"\tinstalled\x18\xae\x01 \x01(\bR\tinstalled\x12-\n" +
+	"\x05error\x18\xaf\x01 \x01(\v2\x16.runbus.v1.ErrorDetailR\x05error\"\xc3\x01\n" +
 	"\fRunnerHealth\x12\x1b\n" +
 	"\tin_flight\x18\x01 \x01(\x05R\binFlight\x12\x14\n" +
 	"\x05limit\x18\x02 \x01(\x05R\x05limit\x12%\n" +
@@ -1364,34 +1535,36 @@ func file_runbus_v1_runner_proto_rawDescGZIP() []byte {
 }
 
 var file_runbus_v1_runner_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_runbus_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_runbus_v1_runner_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_runbus_v1_runner_proto_goTypes = []any{
-	(CancelState)(0),              // 0: runbus.v1.CancelState
-	(*RunnerHello)(nil),           // 1: runbus.v1.RunnerHello
-	(*RunnerPolicy)(nil),          // 2: runbus.v1.RunnerPolicy
-	(*EnrollmentAccepted)(nil),    // 3: runbus.v1.EnrollmentAccepted
-	(*RunnerHeartbeat)(nil),       // 4: runbus.v1.RunnerHeartbeat
-	(*RunnerGoodbye)(nil),         // 5: runbus.v1.RunnerGoodbye
-	(*RunnerControl)(nil),         // 6: runbus.v1.RunnerControl
-	(*CancelOrder)(nil),           // 7: runbus.v1.CancelOrder
-	(*RehelloOrder)(nil),          // 8: runbus.v1.RehelloOrder
-	(*ReplacedOrder)(nil),         // 9: runbus.v1.ReplacedOrder
-	(*GoodbyeOrder)(nil),          // 10: runbus.v1.GoodbyeOrder
-	(*DrainOrder)(nil),            // 11: runbus.v1.DrainOrder
-	(*MoveOrder)(nil),             // 12: runbus.v1.MoveOrder
-	(*HealthOrder)(nil),           // 13: runbus.v1.HealthOrder
-	(*RunnerControlReply)(nil),    // 14: runbus.v1.RunnerControlReply
-	(*RunnerHealth)(nil),          // 15: runbus.v1.RunnerHealth
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 17: runbus.v1.ErrorDetail
-	(*durationpb.Duration)(nil),   // 18: google.protobuf.Duration
+	(CancelState)(0),                // 0: runbus.v1.CancelState
+	(*RunnerHello)(nil),             // 1: runbus.v1.RunnerHello
+	(*RunnerPolicy)(nil),            // 2: runbus.v1.RunnerPolicy
+	(*EnrollmentAccepted)(nil),      // 3: runbus.v1.EnrollmentAccepted
+	(*RunnerHeartbeat)(nil),         // 4: runbus.v1.RunnerHeartbeat
+	(*RunnerGoodbye)(nil),           // 5: runbus.v1.RunnerGoodbye
+	(*RunnerControl)(nil),           // 6: runbus.v1.RunnerControl
+	(*CancelOrder)(nil),             // 7: runbus.v1.CancelOrder
+	(*RehelloOrder)(nil),            // 8: runbus.v1.RehelloOrder
+	(*ReplacedOrder)(nil),           // 9: runbus.v1.ReplacedOrder
+	(*GoodbyeOrder)(nil),            // 10: runbus.v1.GoodbyeOrder
+	(*DrainOrder)(nil),              // 11: runbus.v1.DrainOrder
+	(*MoveOrder)(nil),               // 12: runbus.v1.MoveOrder
+	(*HealthOrder)(nil),             // 13: runbus.v1.HealthOrder
+	(*RenewOrder)(nil),              // 14: runbus.v1.RenewOrder
+	(*InstallCertificateOrder)(nil), // 15: runbus.v1.InstallCertificateOrder
+	(*RunnerControlReply)(nil),      // 16: runbus.v1.RunnerControlReply
+	(*RunnerHealth)(nil),            // 17: runbus.v1.RunnerHealth
+	(*timestamppb.Timestamp)(nil),   // 18: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),             // 19: runbus.v1.ErrorDetail
+	(*durationpb.Duration)(nil),     // 20: google.protobuf.Duration
 }
 var file_runbus_v1_runner_proto_depIdxs = []int32{
 	2,  // 0: runbus.v1.RunnerHello.policy:type_name -> runbus.v1.RunnerPolicy
-	16, // 1: runbus.v1.EnrollmentAccepted.server_time:type_name -> google.protobuf.Timestamp
-	17, // 2: runbus.v1.EnrollmentAccepted.error:type_name -> runbus.v1.ErrorDetail
-	18, // 3: runbus.v1.EnrollmentAccepted.grace:type_name -> google.protobuf.Duration
-	16, // 4: runbus.v1.RunnerHeartbeat.sent_at:type_name -> google.protobuf.Timestamp
+	18, // 1: runbus.v1.EnrollmentAccepted.server_time:type_name -> google.protobuf.Timestamp
+	19, // 2: runbus.v1.EnrollmentAccepted.error:type_name -> runbus.v1.ErrorDetail
+	20, // 3: runbus.v1.EnrollmentAccepted.grace:type_name -> google.protobuf.Duration
+	18, // 4: runbus.v1.RunnerHeartbeat.sent_at:type_name -> google.protobuf.Timestamp
 	7,  // 5: runbus.v1.RunnerControl.cancel:type_name -> runbus.v1.CancelOrder
 	8,  // 6: runbus.v1.RunnerControl.rehello:type_name -> runbus.v1.RehelloOrder
 	9,  // 7: runbus.v1.RunnerControl.replaced:type_name -> runbus.v1.ReplacedOrder
@@ -1399,15 +1572,18 @@ var file_runbus_v1_runner_proto_depIdxs = []int32{
 	11, // 9: runbus.v1.RunnerControl.drain:type_name -> runbus.v1.DrainOrder
 	12, // 10: runbus.v1.RunnerControl.move:type_name -> runbus.v1.MoveOrder
 	13, // 11: runbus.v1.RunnerControl.health:type_name -> runbus.v1.HealthOrder
-	18, // 12: runbus.v1.DrainOrder.grace:type_name -> google.protobuf.Duration
-	0,  // 13: runbus.v1.RunnerControlReply.cancel_state:type_name -> runbus.v1.CancelState
-	15, // 14: runbus.v1.RunnerControlReply.health:type_name -> runbus.v1.RunnerHealth
-	16, // 15: runbus.v1.RunnerHealth.started_at:type_name -> google.protobuf.Timestamp
-	16, // [16:16] is the sub-list for method output_type
-	16, // [16:16] is the sub-list for method input_type
-	16, // [16:16] is the sub-list for extension type_name
-	16, // [16:16] is the sub-list for extension extendee
-	0,  // [0:16] is the sub-list for field type_name
+	14, // 12: runbus.v1.RunnerControl.renew:type_name -> runbus.v1.RenewOrder
+	15, // 13: runbus.v1.RunnerControl.install:type_name -> runbus.v1.InstallCertificateOrder
+	20, // 14: runbus.v1.DrainOrder.grace:type_name -> google.protobuf.Duration
+	0,  // 15: runbus.v1.RunnerControlReply.cancel_state:type_name -> runbus.v1.CancelState
+	17, // 16: runbus.v1.RunnerControlReply.health:type_name -> runbus.v1.RunnerHealth
+	19, // 17: runbus.v1.RunnerControlReply.error:type_name -> runbus.v1.ErrorDetail
+	18, // 18: runbus.v1.RunnerHealth.started_at:type_name -> google.protobuf.Timestamp
+	19, // [19:19] is the sub-list for method output_type
+	19, // [19:19] is the sub-list for method input_type
+	19, // [19:19] is the sub-list for extension type_name
+	19, // [19:19] is the sub-list for extension extendee
+	0,  // [0:19] is the sub-list for field type_name
 }
 
 func init() { file_runbus_v1_runner_proto_init() }
@@ -1424,6 +1600,8 @@ func file_runbus_v1_runner_proto_init() {
 		(*RunnerControl_Drain)(nil),
 		(*RunnerControl_Move)(nil),
 		(*RunnerControl_Health)(nil),
+		(*RunnerControl_Renew)(nil),
+		(*RunnerControl_Install)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1431,7 +1609,7 @@ func file_runbus_v1_runner_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_runner_proto_rawDesc), len(file_runbus_v1_runner_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
