@@ -127,6 +127,11 @@ func ErrNotARunnerName() *Error {
 	return &Error{Code: CodeInvalid, Message: "not a runner name (a DNS label, or `console` for the Runink managed runner)"}
 }
 
+// ErrDialledID refuses an outbound runner whose id has the shape of a dialled runner's: an id belongs to one kind.
+func ErrDialledID(id string) *Error {
+	return &Error{Code: CodeInvalid, Message: fmt.Sprintf("the runner id %q is that of a dialled runner: a service-account key can't use it", id), Hint: "choose another RUNNER_ID"}
+}
+
 // ErrRunnerUnknown refuses a name that is not registered in the tenant (SPEC D7).
 func ErrRunnerUnknown(name string) *Error {
 	return &Error{Code: CodeRunnerUnknown, Message: fmt.Sprintf("runner %q is not registered", name), Hint: "`runink runner list` shows the registered ones"}
@@ -140,6 +145,11 @@ func ErrRunnerRevoked(id string) *Error {
 // ErrRunnerOffline refuses a registered runner that can't take work now; detail says why (SPEC D7, D14).
 func ErrRunnerOffline(id, detail string) *Error {
 	return &Error{Code: CodeRunnerOffline, Message: fmt.Sprintf("runner %q is offline: %s", id, detail), Hint: "start the runner, or choose another one"}
+}
+
+// ErrManagedUnreachable refuses a fetch on the managed runner, which can't be reached (SPEC D11); reason says why.
+func ErrManagedUnreachable(reason string) *Error {
+	return &Error{Code: CodeRunnerOffline, Message: "Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: " + reason, Hint: "choose a runner of your own with runnerId (--runner); `runink runner list` shows them"}
 }
 
 // ErrRunnerBusy refuses work over the runner's limit (SPEC D6).

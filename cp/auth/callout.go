@@ -35,7 +35,7 @@ const (
 // Subjects are what a user may publish and subscribe: allow-lists, neither may be empty.
 type Subjects struct{ Publish, Subscribe []string }
 
-// CalloutConfig is what ServeCallout needs. All fields but Log and Ready are required.
+// CalloutConfig is what ServeCallout needs. All fields but Link, Log and Ready are required.
 type CalloutConfig struct {
 	Conn *nats.Conn // in account AUTH
 	Sys  *nats.Conn // in account SYS, to cut the connections of a revoked key
@@ -47,6 +47,8 @@ type CalloutConfig struct {
 	Ops, OpsSys             Subjects
 	// Bound is the public key that holds a runner's id, if one does. It answers from memory.
 	Bound func(ref schemas.RunnerRef) (publicKey string, ok bool)
+	// Link lets dialled runners in. The zero value refuses them.
+	Link LinkConfig
 	// Ready, if not nil, is called once when requests are being answered.
 	Ready func()
 	Log   *slog.Logger // nil: the log of Auth
@@ -105,6 +107,9 @@ func (a *Auth) ServeCallout(ctx context.Context, c CalloutConfig) error {
 	g, ctx := errgroup.WithContext(ctx)
 	kick := newKicker(s)
 	a.OnKeyRevoked(kick.revoked)
+	if c.Link.OnEnded != nil {
+		c.Link.OnEnded(kick.leavesEnded)
+	}
 	defer kick.stop()
 
 	jailed, err := c.Jail.QueueSubscribe(schemas.AllHellos, jailQueue, s.answerJailed)

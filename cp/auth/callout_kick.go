@@ -66,11 +66,12 @@ type kicker struct {
 	s       *callout
 	keys    chan Key
 	rescan  chan struct{}
+	leaves  chan struct{} // some leaf has ended
 	stopped atomic.Bool
 }
 
 func newKicker(s *callout) *kicker {
-	return &kicker{s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1)}
+	return &kicker{s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1), leaves: make(chan struct{}, 1)}
 }
 
 // revoked hands a revocation over. It never blocks: when too many come at once a scan finds them.
@@ -82,6 +83,18 @@ func (k *kicker) revoked(key Key) {
 	case k.keys <- key:
 	default:
 		k.scanSoon()
+	}
+}
+
+// leavesEnded has the connections of ended leaves cut a little later: the replica that holds the link of a revoked runner says goodbye
+// first, and closes it by itself (SPEC C9). It never blocks.
+func (k *kicker) leavesEnded() {
+	if k.stopped.Load() {
+		return
+	}
+	select {
+	case k.leaves <- struct{}{}:
+	default:
 	}
 }
 
@@ -109,6 +122,9 @@ func (k *kicker) run(ctx context.Context) error {
 			k.cutLinks(ctx, key)
 			k.cutQueued(ctx)
 			late.Reset(rescanLate)
+		case <-k.leaves:
+			late.Reset(rescanLate)
+			continue
 		case <-k.rescan:
 		case <-back:
 		case <-every.C:
@@ -181,6 +197,9 @@ type connection struct {
 // ended reports whether the key of a runner's connection may not be connected any more.
 func (k *kicker) ended(c connection) bool {
 	for _, tag := range c.Tags {
+		if fingerprint, ok := strings.CutPrefix(tag, leafTag); ok {
+			return k.leafEnded(c, fingerprint)
+		}
 		public, ok := strings.CutPrefix(tag, keyTag)
 		if !ok {
 			continue

@@ -2,6 +2,7 @@ package auth
 
 import (
 	"errors"
+	"strings"
 	"time"
 
 	"github.com/nats-io/jwt/v2"
@@ -108,9 +109,13 @@ func (s *callout) decide(req *jwt.AuthorizationRequestClaims) verdict {
 	return s.decideRunner(o.Nkey, o.Name)
 }
 
-// decideToken is for a client that shows a token or a password: a person's session is told that it can't enrol (SPEC E5).
+// decideToken is for a client that shows a token or a password: a dialled runner, or a person's session, which is told that it can't
+// enrol (SPEC E5).
 func (s *callout) decideToken(req *jwt.AuthorizationRequestClaims) verdict {
 	o := req.ConnectOptions
+	if strings.HasPrefix(o.Password, LinkTokenPrefix) {
+		return s.decideLink(req)
+	}
 	for _, token := range []string{o.Token, o.Password, o.Username} {
 		if !schemas.IsSessionToken(token) {
 			continue
@@ -171,6 +176,9 @@ const (
 func outboundID(id string) *schemas.Error {
 	if id == schemas.ConsoleRunner {
 		return schemas.Errorf(schemas.CodeInvalid, "the runner id %q is reserved", id).WithHint("choose another RUNNER_ID")
+	}
+	if schemas.IsDialledID(id) {
+		return schemas.ErrDialledID(id)
 	}
 	return nil
 }

@@ -1,0 +1,225 @@
+// Package intake is the listening side of a runner that its control plane dials (SPEC C1): it bounds who may knock, shakes hands, and
+// tells enrolments from links by their ALPN. Of links exactly one is in use, which the NATS client of the runner runs on.
+package intake
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/time/rate"
+
+	"github.com/org-runink/runbus/bus/link"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// Defaults of Config.
+const (
+	HandshakeWithin = 10 * time.Second
+	PerAddress      = 64
+	Total           = 1024
+)
+
+// Config is what an Intake needs. TLS, Enrol and Link are required.
+type Config struct {
+	// Listen is host:port; an empty host is every address of this host, IPv4 and IPv6.
+	Listen string
+	// TLS is the configuration for one connection of this ALPN (link.ProtoEnrol, link.ProtoLink), or why there is none now.
+	TLS func(proto string) (*tls.Config, error)
+	// Enrol serves one enrolment after the handshake; the connection is closed when it returns.
+	Enrol func(ctx context.Context, conn *tls.Conn) error
+	// Link decides on one link after its preface. Nil: it was taken, and the connection lives on. An error refuses it.
+	Link func(ctx context.Context, conn *tls.Conn, p *runbusv1.LinkPreface) error
+	// HandshakeWithin bounds the time from the connection to the end of the handshake, the preface included. Zero means the default.
+	HandshakeWithin time.Duration
+	// EnrolWithin bounds an enrolment after its handshake. Zero means 30 s.
+	EnrolWithin time.Duration
+	// PerAddress and Total bound the connections that are not links yet. Zero means the defaults.
+	PerAddress, Total int
+	Log               *slog.Logger
+}
+
+// Intake is a listener. Make it with Open, then Serve.
+type Intake struct {
+	c        Config
+	listener net.Listener
+	gate     *gate
+	quiet    *rate.Limiter // of what anybody can cause
+}
+
+// Open takes the port. A taken one is an error that says so.
+func Open(ctx context.Context, c Config) (*Intake, error) {
+	for _, d := range []struct {
+		field    *time.Duration
+		fallback time.Duration
+	}{{&c.HandshakeWithin, HandshakeWithin}, {&c.EnrolWithin, 30 * time.Second}} {
+		if *d.field == 0 {
+			*d.field = d.fallback
+		}
+	}
+	if c.PerAddress == 0 {
+		c.PerAddress = PerAddress
+	}
+	if c.Total == 0 {
+		c.Total = Total
+	}
+	if c.Log == nil {
+		c.Log = slog.Default()
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
+	if err != nil {
+		return nil, fmt.Errorf("listen for the control plane on %s: %w", c.Listen, reason(err))
+	}
+	return &Intake{c: c, listener: l, gate: newGate(c.PerAddress, c.Total), quiet: rate.NewLimiter(5, 20)}, nil
+}
+
+// reason leaves out what the text around it says already.
+func reason(err error) error {
+	var op *net.OpError
+	if errors.As(err, &op) {
+		return op.Err
+	}
+	return err
+}
+
+// Addr is where it listens, with the port that was taken.
+func (i *Intake) Addr() net.Addr { return i.listener.Addr() }
+
+// Close frees the port; Serve then returns. Serve does it too.
+func (i *Intake) Close() error { return i.listener.Close() }
+
+// Serve takes connections until ctx ends, then closes those that are not links and returns nil when all of them have ended. An
+// error means that the port can't be used any more.
+func (i *Intake) Serve(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var serving sync.WaitGroup
+	defer serving.Wait()
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { _ = i.listener.Close() })()
+	for {
+		conn, err := i.listener.Accept()
+		switch {
+		case ctx.Err() != nil:
+			if err == nil {
+				_ = conn.Close()
+			}
+			return nil
+		case errors.Is(err, syscall.EMFILE), errors.Is(err, syscall.ENFILE), errors.Is(err, syscall.ECONNABORTED):
+			i.log(slog.LevelWarn, "a connection could not be taken", "error", reason(err))
+			if !pause(ctx, 50*time.Millisecond) {
+				return nil
+			}
+			continue
+		case err != nil:
+			return fmt.Errorf("listen for the control plane: %w", reason(err))
+		}
+		v := i.gate.enter(conn)
+		serving.Go(func() {
+			defer i.gate.leave(v)
+			i.serve(ctx, conn)
+		})
+	}
+}
+
+func pause(ctx context.Context, d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// serve shakes hands and hands the connection on.
+func (i *Intake) serve(ctx context.Context, raw net.Conn) {
+	peer := raw.RemoteAddr().String()
+	deadline := time.Now().Add(i.c.HandshakeWithin)
+	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
+	defer stop()
+	taken := false
+	defer func() {
+		if !taken {
+			_ = raw.Close()
+		}
+	}()
+	if err := errors.Join(raw.SetDeadline(deadline), link.SetUserTimeout(raw, link.UserTimeout)); err != nil {
+		return // it has gone
+	}
+	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: i.configFor})
+	if err := conn.HandshakeContext(ctx); err != nil {
+		i.refused(ctx, peer, "the handshake failed", err)
+		return
+	}
+	switch proto := conn.ConnectionState().NegotiatedProtocol; proto {
+	case link.ProtoEnrol:
+		ctx, cancel := context.WithTimeout(ctx, i.c.EnrolWithin)
+		defer cancel()
+		if err := raw.SetDeadline(time.Now().Add(i.c.EnrolWithin)); err != nil {
+			return
+		}
+		if err := i.c.Enrol(ctx, conn); err != nil {
+			i.log(slog.LevelWarn, "an enrolment failed", "peer", peer, "error", err)
+		}
+		_ = conn.Close() // the peer has what was sent, or does not want it
+	case link.ProtoLink:
+		p, err := link.Receive(conn, deadline)
+		if err != nil {
+			i.refused(ctx, peer, "no preface came", err)
+			return
+		}
+		if err := i.c.Link(ctx, conn, p); err != nil {
+			i.log(slog.LevelInfo, "a link was refused", "peer", peer, "replica", p.GetReplica(), "error", err)
+			link.Refuse(conn, err)
+			return
+		}
+		taken = true
+	}
+}
+
+// errNoProtocol refuses a client that offers none of ours.
+var errNoProtocol = errors.New("the client offers neither " + link.ProtoEnrol + " nor " + link.ProtoLink)
+
+func (i *Intake) configFor(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	for _, proto := range hello.SupportedProtos {
+		if proto != link.ProtoEnrol && proto != link.ProtoLink {
+			continue
+		}
+		c, err := i.c.TLS(proto)
+		if err != nil {
+			return nil, err
+		}
+		c = c.Clone()
+		c.MinVersion, c.NextProtos = tls.VersionTLS13, []string{proto}
+		c.SessionTicketsDisabled = true // each connection proves itself by its own handshake
+		return c, nil
+	}
+	return nil, errNoProtocol
+}
+
+// refused logs what a stranger can cause: seldom, and quietly what is only an end.
+func (i *Intake) refused(ctx context.Context, peer, what string, err error) {
+	if ctx.Err() != nil {
+		return
+	}
+	level := slog.LevelWarn
+	if errors.Is(err, io.EOF) || errors.Is(err, net.ErrClosed) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, os.ErrDeadlineExceeded) {
+		level = slog.LevelDebug
+	}
+	i.log(level, what, "peer", peer, "error", err)
+}
+
+func (i *Intake) log(level slog.Level, text string, kv ...any) {
+	if level < slog.LevelInfo || i.quiet.Allow() {
+		i.c.Log.Log(context.Background(), level, text, kv...)
+	}
+}
