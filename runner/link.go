@@ -41,6 +41,7 @@ func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) err
 	defer watch.Wait()
 	defer attempted()
 	var self atomic.Pointer[nats.Conn]
+	var again redial
 	nc, err := nats.Connect(strings.Join(a.cfg.Addrs, ","),
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
@@ -54,12 +55,14 @@ func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) err
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
 		nats.CustomReconnectDelay(func(attempt int) time.Duration {
 			// nats.go tells ReconnectErrHandler of dials that fail, and of handshakes only the very first time.
+			var err error
 			if nc := self.Load(); nc != nil && attempt > 1 {
-				if err := nc.LastError(); err != nil {
+				if err = nc.LastError(); err != nil {
 					a.warnUnreachable(err)
 				}
 			}
-			return a.retry(attempt)
+			refused := errors.Is(err, nats.ErrAuthorization) || errors.Is(err, nats.ErrAuthExpired)
+			return again.pause(attempt, a.retry(attempt), refused, time.Now())
 		}),
 		nats.DisconnectErrHandler(func(nc *nats.Conn, err error) {
 			if l := a.link.Load(); l != nil {

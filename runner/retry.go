@@ -8,6 +8,8 @@ import (
 const (
 	firstRetry   = 2 * time.Second // SPEC E8: within 5 s
 	slowestRetry = 20 * time.Second
+	eager        = 20 * time.Second       // more than the grace that running works have (SPEC D13)
+	atOnce       = 250 * time.Millisecond // an attempt that failed sooner has cost the control plane nothing
 )
 
 // retryDelay spaces attempts for ever: after the first failure (attempt 1) at most firstRetry, then doubling to slowestRetry,
@@ -16,4 +18,23 @@ func retryDelay(attempt int) time.Duration {
 	doublings := min(max(attempt, 1)-1, 10)
 	most := min(firstRetry<<doublings, slowestRetry)
 	return most/4 + rand.N(most*3/4) //nolint:gosec // spreads load, keeps no secret
+}
+
+// redial paces the attempts to make one link anew; nats.go asks it from one goroutine at a time. As long as the works of this process
+// may be waited for, a link that can be had again is not waited for: the pauses grow then only by attempts that something heavy
+// answered, too slowly or with a refusal, and not by those that found nobody.
+type redial struct {
+	lost, next time.Time // when the link was lost, and when the last pause was over
+}
+
+// pause is the pause before an attempt (1: the first since the link was lost) that would be wait. refused says that the control plane
+// itself ended the attempt before.
+func (r *redial) pause(attempt int, wait time.Duration, refused bool, now time.Time) time.Duration {
+	if attempt <= 1 {
+		r.lost = now
+	} else if !refused && now.Sub(r.next) < atOnce && now.Sub(r.lost) < eager {
+		wait = min(wait, retryDelay(1))
+	}
+	r.next = now.Add(wait)
+	return wait
 }

@@ -31,6 +31,39 @@ func TestRetryDelay(t *testing.T) {
 	}
 }
 
+// A cut of ten seconds leaves time within the grace of fifteen: whenever it ends, the next attempt comes within two seconds. What is
+// answered slowly, or refused, is not asked so often; nor is what has been away for long.
+func TestPausesLeaveTimeWithinTheGrace(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var r redial
+		now := time.Unix(0, 0)
+		lost := now
+		for attempt := 1; now.Sub(lost) < 15*time.Second; attempt++ {
+			wait := r.pause(attempt, retryDelay(attempt), false, now)
+			if wait > firstRetry {
+				t.Fatalf("attempt %d, %s after the cut: a pause of %s", attempt, now.Sub(lost), wait)
+			}
+			now = now.Add(wait + time.Duration(rapid.IntRange(0, 200).Draw(t, "ms"))*time.Millisecond)
+		}
+	})
+	for name, c := range map[string]struct {
+		refused     bool
+		took, since time.Duration
+		want        time.Duration
+	}{
+		"nobody":  {false, time.Millisecond, 5 * time.Second, firstRetry},
+		"refused": {true, time.Millisecond, 5 * time.Second, 8 * time.Second},
+		"slow":    {false, time.Second, 5 * time.Second, 8 * time.Second},
+		"away":    {false, time.Millisecond, time.Minute, 8 * time.Second},
+	} {
+		now := time.Unix(1000, 0)
+		r := redial{lost: now.Add(-c.since), next: now.Add(-c.took)}
+		if got := r.pause(3, 8*time.Second, c.refused, now); got > c.want || c.want > firstRetry && got != c.want {
+			t.Errorf("%s: a pause of %s, want %s", name, got, c.want)
+		}
+	}
+}
+
 // Control-plane time goes on by this host's clock from where an answer set it, half-way of the request.
 func TestClock(t *testing.T) {
 	var c clock
