@@ -20,7 +20,10 @@ import (
 type job struct {
 	runner             string
 	rows, most         int // of the source; most is the caller's limit, 0 for none
-	pause, last        int // ms of the source, after each hundred rows and before the end
+	first, pause, last int // ms of the source: before the first row, after each hundred, before the end
+	large              bool
+	tellAt             int           // told is closed when so many rows of a large result have come
+	told               chan struct{} // made by whoever sets tellAt
 	timeout            time.Duration
 	cancelAt, hangUpAt time.Duration // 0: never
 	mustStart          bool          // the runner can't be missing, nor busy
@@ -34,6 +37,8 @@ type job struct {
 	accepted         bool
 	got, finals      int
 	disorder         string
+	sum              string // of a large result
+	broke            error  // what ended it
 	final            stack.Line
 	hungUp           bool
 	took             time.Duration
@@ -76,10 +81,7 @@ func (w *world) fetch(j *job) {
 	defer func() { j.took = time.Since(began) }()
 	body := map[string]any{
 		"runnerId": j.runner, "timeout": j.timeout.String(),
-		"source": map[string]any{"kind": "http", "settings": map[string]string{
-			"url":    fmt.Sprintf("%s/?marker=%s&rows=%d&pause=%d&last=%d", w.origin.URL, j.marker, j.rows, j.pause, j.last),
-			"format": "jsonl",
-		}},
+		"source": map[string]any{"kind": "http", "settings": w.settings(j)},
 	}
 	if j.most > 0 {
 		body["maxRows"] = j.most
@@ -100,7 +102,11 @@ func (w *world) fetch(j *job) {
 		j.disorder = err.Error()
 		return
 	}
-	req.Header = http.Header{"Authorization": {"Bearer " + w.token}, "Content-Type": {"application/json"}, "Accept": {"application/x-ndjson"}}
+	accept := mediaNDJSON
+	if j.large {
+		accept = mediaArrow
+	}
+	req.Header = http.Header{"Authorization": {"Bearer " + w.token}, "Content-Type": {"application/json"}, "Accept": {accept}}
 	resp, err := w.client.Do(req)
 	if err != nil {
 		j.hungUp = ctx.Err() != nil
@@ -111,6 +117,11 @@ func (w *world) fetch(j *job) {
 	if j.cancelAt > 0 && j.dispatch != "" {
 		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(j.dispatch) })
 		defer timer.Stop()
+	}
+	if j.large && j.status == http.StatusOK {
+		j.takeArrow(resp)
+		j.hungUp = ctx.Err() != nil
+		return
 	}
 	lines := bufio.NewReaderSize(resp.Body, 64<<10)
 	for {
@@ -123,6 +134,15 @@ func (w *world) fetch(j *job) {
 		}
 	}
 	j.hungUp = ctx.Err() != nil
+}
+
+// settings are those of the job's source.
+func (w *world) settings(j *job) map[string]string {
+	url := fmt.Sprintf("%s/?marker=%s&rows=%d&first=%d&pause=%d&last=%d", w.origin.URL, j.marker, j.rows, j.first, j.pause, j.last)
+	if j.large {
+		url += "&large=1"
+	}
+	return map[string]string{"url": url, "format": "jsonl", "timeout": "10m"}
 }
 
 // take reads one line of the answer.
@@ -150,8 +170,11 @@ func (j *job) take(b []byte) {
 	case "accepted":
 		j.accepted = true
 	case "row":
-		var row struct{ N int }
-		if err := json.Unmarshal(l.Row, &row); err != nil || row.N != j.got {
+		var row struct {
+			N    int
+			Text string
+		}
+		if err := json.Unmarshal(l.Row, &row); err != nil || row.N != j.got || row.Text != rowText(j.got) {
 			j.disorder = fmt.Sprintf("row %s in place %d", l.Row, j.got)
 		}
 		j.got++

@@ -2,6 +2,8 @@
 package chaos
 
 import (
+	"flag"
+	"fmt"
 	"os"
 	"testing"
 
@@ -9,6 +11,11 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	// The parallel tests wait for clocks of the product most of the time, whatever the number of processors is.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
 	code := m.Run()
 	stack.Remove()
 	os.Exit(code)

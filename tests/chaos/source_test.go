@@ -17,11 +17,12 @@ type origin struct {
 	mu    sync.Mutex
 	count map[string]int
 	open  map[string]int
+	sums  map[string]string // of large answers that were served whole
 }
 
 func newOrigin(t testing.TB) *origin {
 	t.Helper()
-	o := &origin{count: map[string]int{}, open: map[string]int{}}
+	o := &origin{count: map[string]int{}, open: map[string]int{}, sums: map[string]string{}}
 	o.Server = httptest.NewServer(http.HandlerFunc(o.serve))
 	t.Cleanup(func() {
 		o.CloseClientConnections()
@@ -30,12 +31,14 @@ func newOrigin(t testing.TB) *origin {
 	return o
 }
 
-// serve answers `rows` numbered rows, with a pause of `pause` ms after each hundred and of `last` ms before the end.
+// serve answers `rows` numbered rows, after `first` ms, with a pause of `pause` ms after each hundred and of `last` ms before the end;
+// with `large` set, rows of a KiB that can't be compressed well, without a pause.
 func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
 	marker := r.FormValue("marker")
 	rows, _ := strconv.Atoi(r.FormValue("rows"))
 	pause, _ := strconv.Atoi(r.FormValue("pause"))
 	last, _ := strconv.Atoi(r.FormValue("last"))
+	first, _ := strconv.Atoi(r.FormValue("first"))
 	o.mu.Lock()
 	o.count[marker]++
 	o.open[marker]++
@@ -57,8 +60,19 @@ func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
 			return false
 		}
 	}
+	if r.FormValue("large") != "" {
+		if sum, err := writeLarge(w, marker, rows); err == nil {
+			o.mu.Lock()
+			o.sums[marker] = sum
+			o.mu.Unlock()
+		}
+		return
+	}
+	if first > 0 && !rest(first) {
+		return
+	}
 	for i := range rows {
-		if _, err := fmt.Fprintf(w, "{\"n\":%d,\"text\":\"%x\"}\n", i, i*i*7919); err != nil {
+		if _, err := fmt.Fprintf(w, "{\"n\":%d,\"text\":\"%s\"}\n", i, rowText(i)); err != nil {
 			return
 		}
 		if i%100 == 99 && pause > 0 && !rest(pause) {
@@ -68,6 +82,16 @@ func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
 	if last > 0 {
 		rest(last)
 	}
+}
+
+// rowText is the text of the row with that number.
+func rowText(i int) string { return strconv.FormatInt(int64(i)*int64(i)*7919, 16) }
+
+// sum is the checksum of the large answer with this marker, if it was served whole.
+func (o *origin) sum(marker string) string {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.sums[marker]
 }
 
 // executed is how often the fetch with this marker was.
