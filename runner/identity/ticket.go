@@ -65,7 +65,11 @@ func TakeTicket(getenv func(string) string, forget func(names ...string) error) 
 // another runner or CA than the folder; see Begin.
 func (s *Store) Admit(t *schemas.Ticket, now time.Time) (*schemas.Ticket, error) {
 	if t == nil || s.State() == Revoked {
-		return nil, s.Usable(now)
+		err := s.Usable(now)
+		if err == nil && s.State() == Pending {
+			s.log.Warn("an enrolment is under way and there is no ticket: it ends only if the certificate was issued already; else start again with the ticket, or a new one", "runner", s.RunnerID())
+		}
+		return nil, err
 	}
 	if s.State() == Enrolled && s.RunnerID() == t.RunnerID {
 		s.log.Warn("this runner is enrolled already: the ticket is not needed and not used", "runner", t.RunnerID, "name", t.Name)
