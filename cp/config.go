@@ -49,6 +49,9 @@ type Config struct {
 	StopGrace time.Duration
 	// Isolation is REQUIRE_RUNNER_ISOLATION (SPEC D10).
 	Isolation bool
+	// RunnerAdmins is CORE_RUNNER_ADMINS: who may change dialled runners (SPEC R6), `name` or `tenant/name`. Empty: everybody who
+	// is signed in but a READER.
+	RunnerAdmins []string
 	// ManagedEndpoint stands in the role text (SPEC E2).
 	ManagedEndpoint string
 	Version         string
@@ -67,6 +70,12 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	for host := range strings.SplitSeq(getenv("RUNBUS_HOSTS"), ",") {
 		if host = strings.TrimSpace(host); host != "" {
 			c.Hosts = append(c.Hosts, host)
+		}
+	}
+	if v := getenv("CORE_RUNNER_ADMINS"); v != "" {
+		var err error
+		if c.RunnerAdmins, err = parseAdmins(v); err != nil {
+			return Config{}, err
 		}
 	}
 	for name, field := range map[string]*time.Duration{
@@ -93,6 +102,31 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		}
 	}
 	return c, nil
+}
+
+// parseAdmins reads CORE_RUNNER_ADMINS. A list that names nobody is refused: it would let everybody in.
+func parseAdmins(list string) (admins []string, err error) {
+	for entry := range strings.SplitSeq(list, ",") {
+		if entry = strings.TrimSpace(entry); entry == "" {
+			continue
+		}
+		tenant, name, qualified := strings.Cut(entry, "/")
+		if !qualified {
+			name = tenant
+		} else if err := schemas.ValidTenant(tenant); err != nil {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_ADMINS: %w", err)
+		}
+		if err := schemas.ValidName("person's name", name); err != nil {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_ADMINS: %w", err).
+				WithHint("list people by name, or as tenant/name, with commas between them")
+		}
+		admins = append(admins, entry)
+	}
+	if len(admins) == 0 {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_ADMINS is set and names nobody").
+			WithHint("list people by name, or as tenant/name, with commas between them; unset it to let everybody but READERs change runners")
+	}
+	return admins, nil
 }
 
 // prepare fills the defaults and checks what can be checked without touching anything.

@@ -27,6 +27,7 @@ import (
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/ops"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -44,6 +45,7 @@ type ControlPlane struct {
 	store    *jetstream.Store
 	audit    *audit.Log
 	auth     *auth.Auth
+	roster   *roster.Roster
 	registry *registry.Registry
 	recorder *trace.Recorder
 	dispatch *dispatch.Dispatcher
@@ -230,7 +232,17 @@ func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
 	if err := c.auth.EnsureOperator(ctx, c.data.file(fileOperator)); err != nil {
 		return err
 	}
-	return c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin))
+	if err := c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin)); err != nil {
+		return err
+	}
+	c.roster, err = roster.New(ctx, roster.Deps{
+		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Log: c.cfg.Log.With("part", "roster"),
+	})
+	if err != nil {
+		return err
+	}
+	c.onClose(c.roster.Close)
+	return nil
 }
 
 func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
@@ -255,7 +267,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.onClose(c.copies.Close)
 	watchParts(metrics, c.audit, c.copies)
 	c.registry, err = registry.New(ctx, registry.Deps{
-		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
+		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Roster: c.roster, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
 		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
 	})
 	if err != nil {

@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"cmp"
 	"strings"
 
 	"github.com/org-runink/runbus/cp/registry"
@@ -22,8 +23,10 @@ func Select(runners []registry.Candidate, name string) (registry.Candidate, erro
 	if err != nil {
 		return registry.Candidate{}, err
 	}
-	id := c.Ref.Runner
+	id := c.Label()
 	switch {
+	case c.Link == registry.LinkLocal && (c.Offline != "" || !c.Connected || c.Session == ""):
+		return c, schemas.ErrManagedUnreachable(cmp.Or(c.Offline, "not connected"))
 	case c.Revoked:
 		return c, schemas.ErrRunnerRevoked(id)
 	case c.Pending:

@@ -36,9 +36,7 @@ func wantStopped(t *testing.T, tl trace.Timeline, hop, why string) {
 
 func (e *env) signals(t *testing.T) registry.Health {
 	t.Helper()
-	list, err := e.Registry.List(rt.Tenant)
-	rt.Must(t, err)
-	return list[0].Health
+	return e.SelfHosted(t, rt.Tenant)[0].Health
 }
 
 // A runner that nobody hears is told by the timeline and by the list of runners, until it is heard again (issue 3: the third

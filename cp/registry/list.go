@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -13,14 +14,20 @@ type Runner struct {
 	ID          string            `json:"id"`
 	Name        string            `json:"name"`
 	DisplayName string            `json:"displayName"`
-	Kind        string            `json:"kind"`    // `self_hosted`
-	Address     string            `json:"address"` // empty for a runner that dials out
+	Kind        string            `json:"kind"`    // `self_hosted`, or `managed` for `console`
+	Address     string            `json:"address"` // empty for a runner that is not dialled
 	Zone        string            `json:"zone"`
 	Labels      map[string]string `json:"labels"`
-	State       string            `json:"state"` // `ACTIVE`, or `REVOKED` when the key that holds the id was revoked
-	Link        string            `json:"link"`  // `outbound`
-	Claims      Claims            `json:"claims"`
-	Health      Health            `json:"health"`
+	// State is `PENDING`, `ACTIVE` or `REVOKED`; an outbound runner is ACTIVE until the key that holds its id is revoked. That of
+	// `console` is `RUNNING` or `UNKNOWN` (SPEC R7).
+	State string `json:"state"`
+	// Description says more of the state; empty where there is nothing to say.
+	Description string `json:"description,omitempty"`
+	Link        string `json:"link"` // `outbound`, `dialled` or `local`
+	// ComputeUnits is the measured capacity; 0 when it isn't measured.
+	ComputeUnits int    `json:"computeUnits"`
+	Claims       Claims `json:"claims"`
+	Health       Health `json:"health"`
 }
 
 // Claims are the runner's own statements about itself (SPEC E9): nobody has checked them.
@@ -42,6 +49,8 @@ type Health struct {
 	Detail       string     `json:"detail,omitempty"`
 	LastSeen     *time.Time `json:"lastSeen"`
 	Version      string     `json:"version"`
+	// CertNotAfter is the end of the certificate of a dialled runner; null for one that has none.
+	CertNotAfter *time.Time `json:"certNotAfter"`
 	InFlight     int        `json:"inFlight"`
 	Limit        int        `json:"limit"`
 	// LimitEnforced is always true: the runner itself refuses what is over its limit (SPEC D6).
@@ -62,11 +71,13 @@ type Signals struct {
 // Candidate is one runner of a tenant as dispatch.Select sees it.
 type Candidate struct {
 	Ref  schemas.RunnerRef
-	Name string // claimed; not unique
+	Name string // that of a dialled runner is unique among those; that of any other is claimed
 	// Revoked: the key that holds the id was revoked. Pending: registered and never enrolled (dialled runners only).
 	Revoked, Pending bool
 	// Connected: the link is up and the process said hello. Draining: it takes no new work.
 	Connected, Draining bool
+	// Together: the runner reads RunnerWorkAssignments.
+	Together bool
 	// Deaf: nobody listened on the session's subjects when something was last published there.
 	Deaf bool
 	// Offline says why it can't take work now; empty when it can.
@@ -76,20 +87,48 @@ type Candidate struct {
 	Limit      int
 	// SessionAt and LinkAt are when the session was given and when this replica saw the link come up.
 	SessionAt, LinkAt time.Time
-	Link              string // `outbound`
+	Link              string // `outbound`, `dialled` or `local`
 	Pid               int64
 }
 
-// The values of Runner and Candidate that name what an outbound runner is.
+// Label is what texts call the runner: the name that people gave it, or its id.
+func (c Candidate) Label() string {
+	if c.Link == LinkDialled {
+		return c.Name
+	}
+	return c.Ref.Runner
+}
+
+// The values of Runner and Candidate that name what a runner is.
 const (
 	KindSelfHosted = "self_hosted"
-	LinkOutbound   = "outbound"
-	StateActive    = "ACTIVE"
-	StateRevoked   = "REVOKED"
+	KindManaged    = "managed"
+
+	LinkOutbound = "outbound"
+	LinkDialled  = "dialled"
+	LinkLocal    = "local"
+
+	StatePending = string(roster.Pending)
+	StateActive  = string(roster.Active)
+	StateRevoked = string(roster.Revoked)
+	StateRunning = "RUNNING"
+	StateUnknown = "UNKNOWN"
 )
 
 // runner is the API's view of one runner. Claims outlive the process: they are those of the last one seen.
 func (s *seen) runner() Runner {
+	r := s.selfHosted()
+	switch {
+	case s.dialled != nil:
+		s.describeDialled(&r)
+	case s.candidate.Link == LinkLocal:
+		describeManaged(&r)
+	}
+	return r
+}
+
+// selfHosted is what there is to say of an outbound runner.
+func (s *seen) selfHosted() Runner {
 	state := StateActive
 	if s.candidate.Revoked {
 		state = StateRevoked

@@ -153,8 +153,7 @@ func TestKnown(t *testing.T) {
 	s.Await(t, "the leader answered again", func() bool { return s.Registry.Readable() == nil })
 	r.Goodbye(t, "")
 	s.Await(t, "it left", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
-	list, err := s.Registry.List(rt.Tenant)
-	rt.Must(t, err)
+	list := s.SelfHosted(t, rt.Tenant)
 	if len(list) != 1 || list[0].Health.Connected || list[0].Health.LastSeen == nil || list[0].Claims.Version != "1.2.3" {
 		t.Errorf("list = %+v", list)
 	}

@@ -1,5 +1,6 @@
-// Package registry knows the outbound runners: it serves their hello, heartbeat and goodbye, decides by compare-and-set which
-// process holds a runner's id, and keeps a live view of the fleet from the buckets and from the server's link events.
+// Package registry knows all runners of a tenant: it serves their hello, heartbeat and goodbye, decides by compare-and-set which
+// process holds a runner's id, and keeps a live view of the fleet from the buckets, from the server's link events, and from the
+// roster of dialled runners. The managed runner, `console`, is stored nowhere: it is made up on every read (SPEC R2).
 package registry
 
 import (
@@ -19,6 +20,7 @@ import (
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -55,13 +57,14 @@ const (
 	serveTimeout = 10 * time.Second
 )
 
-// Deps are the parts that a Registry stands on. Store, Serve, Sys, Auth and Audit are required.
+// Deps are the parts that a Registry stands on. Store, Serve, Sys, Auth, Roster and Audit are required.
 type Deps struct {
-	Store *jetstream.Store
-	Serve *bus.Conn  // connection in account RUN that serves runners' messages
-	Sys   *nats.Conn // connection in account SYS, for link events
-	Auth  *auth.Auth
-	Audit *audit.Log
+	Store  *jetstream.Store
+	Serve  *bus.Conn  // connection in account RUN that serves runners' messages
+	Sys    *nats.Conn // connection in account SYS, for link events
+	Auth   *auth.Auth
+	Roster *roster.Roster // the dialled runners; to be closed after the Registry
+	Audit  *audit.Log
 	// Grace is how long running works outlive a lost link (SPEC D13, RUNNER_GRACE). Zero means 15s.
 	Grace time.Duration
 	// Replica names this replica in records. Empty: random.
@@ -107,8 +110,8 @@ type Registry struct {
 // New follows the buckets and the link events, and serves hello, heartbeat and goodbye from when it returns. Run must run
 // beside it: without it the view stops being confirmed. ctx bounds the start only.
 func New(ctx context.Context, d Deps) (*Registry, error) {
-	if d.Store == nil || d.Serve == nil || d.Sys == nil || d.Auth == nil || d.Audit == nil {
-		return nil, errors.New("registry: Store, Serve, Sys, Auth and Audit are required")
+	if d.Store == nil || d.Serve == nil || d.Sys == nil || d.Auth == nil || d.Roster == nil || d.Audit == nil {
+		return nil, errors.New("registry: Store, Serve, Sys, Auth, Roster and Audit are required")
 	}
 	d.Grace = cmp.Or(d.Grace, 15*time.Second)
 	d.Replica = cmp.Or(d.Replica, schemas.NewID())
@@ -160,6 +163,7 @@ func (r *Registry) start(ctx context.Context) (err error) {
 		return err
 	}
 	r.d.Auth.OnKeyRevoked(r.keyRevoked)
+	r.d.Roster.OnChange(func(roster.Runner) { r.rosterChanged() })
 	for subject, serve := range map[string]func(context.Context, *nats.Msg, schemas.RunnerRef){
 		schemas.AllHellos:     r.serveHello,
 		schemas.AllHeartbeats: r.serveHeartbeat,
@@ -323,8 +327,11 @@ func (r *Registry) probe(ctx context.Context) error {
 	return nil
 }
 
-// Readable returns nil while the view is confirmed against the leader, else ErrRegistryUnavailable.
+// Readable returns nil while the views, the roster's too, are confirmed against the leader, else ErrRegistryUnavailable.
 func (r *Registry) Readable() error {
+	if err := r.d.Roster.Readable(); err != nil {
+		return err
+	}
 	now := r.d.Now()
 	r.mu.Lock()
 	silent := now.Sub(r.probedAt)

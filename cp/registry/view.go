@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -211,19 +212,28 @@ type seen struct {
 	status    status
 	rec       Record
 	known     Known
-	holder    string // public key that holds the id
+	holder    string         // public key that holds the id
+	dialled   *roster.Runner // nil for a runner that is not dialled
 }
 
-// snapshot copies what is known of the runners of tenant, by id.
+// snapshot copies what is known of the runners of tenant: `console`, then the others by id.
 func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	if err := r.Readable(); err != nil {
 		return nil, err
 	}
+	dialled, err := r.d.Roster.Runners(tenant)
+	if err != nil {
+		return nil, err
+	}
 	now := r.d.Now()
 	r.mu.Lock()
-	list := make([]seen, 0, len(r.fleet[tenant]))
+	list := make([]seen, 1, 1+len(dialled)+len(r.fleet[tenant]))
+	list[0] = r.managed(tenant, now)
+	for _, d := range dialled {
+		list = append(list, r.dialled(d, now))
+	}
 	for _, rn := range r.fleet[tenant] {
-		if rn.live || rn.known != nil { // else a link without a hello
+		if rn.outbound() {
 			list = append(list, rn.seen(now))
 		}
 	}
@@ -231,7 +241,7 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	for i := range list {
 		list[i].judgeKey(r)
 	}
-	slices.SortFunc(list, func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
+	slices.SortFunc(list[1:], func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
 	return list, nil
 }
 
@@ -242,31 +252,48 @@ func (rn *runner) seen(now time.Time) seen {
 		s.known = *rn.known
 	}
 	s.holder = s.known.PublicKey
-	s.candidate = Candidate{
-		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
-		Connected: s.status.connected, Draining: s.status.draining, Offline: s.status.offline,
-		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
-		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at, Deaf: s.status.signals.Responders == RespondersNone,
-	}
+	s.candidate = rn.candidate(s.status)
 	return s
 }
 
-// Named is every outbound runner of tenant that name may mean, by id: those whose id or name it is. It costs the same whatever
-// the size of the fleet, and fails as Snapshot does.
+// candidate is rn, with this status, for dispatch. r.mu must be held.
+func (rn *runner) candidate(s status) Candidate {
+	return Candidate{
+		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
+		Connected: s.connected, Draining: s.draining, Offline: s.offline,
+		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
+		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at, Deaf: s.signals.Responders == RespondersNone,
+	}
+}
+
+// Named is every runner of tenant that name may mean, by id: `console`, or the dialled runner whose id or registered name it is,
+// else the outbound ones whose id or claimed name it is. A process that claims a name thus never gets the work of a runner that
+// people gave this name. It costs the same whatever the size of the fleet, and fails as Snapshot does.
 func (r *Registry) Named(tenant, name string) ([]Candidate, error) {
 	if err := r.Readable(); err != nil {
+		return nil, err
+	}
+	dialled, found, err := r.d.Roster.Find(tenant, name)
+	if err != nil {
 		return nil, err
 	}
 	now := r.d.Now()
 	var few [2]seen
 	list := few[:0]
 	r.mu.Lock()
-	if rn := r.fleet[tenant][name]; rn != nil && (rn.live || rn.known != nil) {
-		list = append(list, rn.seen(now))
-	}
-	for rn := range r.named[nameKey{tenant, name}] {
-		if rn.ref.Runner != name {
+	switch {
+	case name == schemas.ConsoleRunner:
+		list = append(list, r.managed(tenant, now))
+	case found:
+		list = append(list, r.dialled(dialled, now))
+	default:
+		if rn := r.fleet[tenant][name]; rn != nil && rn.outbound() {
 			list = append(list, rn.seen(now))
+		}
+		for rn := range r.named[nameKey{tenant, name}] {
+			if rn.ref.Runner != name && rn.outbound() {
+				list = append(list, rn.seen(now))
+			}
 		}
 	}
 	r.mu.Unlock()
@@ -295,8 +322,8 @@ func (s *seen) judgeKey(r *Registry) {
 	}
 }
 
-// Snapshot is every outbound runner of tenant for dispatch.Select, by id. It returns ErrRegistryUnavailable while the view
-// isn't confirmed against the leader (SPEC D7).
+// Snapshot is every runner of tenant for dispatch.Select, `console` and then the others by id. It returns
+// ErrRegistryUnavailable while the view isn't confirmed against the leader (SPEC D7).
 func (r *Registry) Snapshot(tenant string) ([]Candidate, error) {
 	list, err := r.snapshot(tenant)
 	if err != nil {
@@ -309,8 +336,8 @@ func (r *Registry) Snapshot(tenant string) ([]Candidate, error) {
 	return candidates, nil
 }
 
-// List is every outbound runner of tenant as the API shows it, by id, and nobody else's (SPEC E9). It returns
-// ErrRegistryUnavailable while the view isn't confirmed.
+// List is every runner of tenant as the API shows it, `console` and then the others by id, and nobody else's (SPEC E9, R3). It
+// returns ErrRegistryUnavailable while the view isn't confirmed.
 func (r *Registry) List(tenant string) ([]Runner, error) {
 	list, err := r.snapshot(tenant)
 	if err != nil {

@@ -22,9 +22,6 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// StaleAfter is how long the view is trusted without a confirmation by the bucket's leader.
-const StaleAfter = 30 * time.Second
-
 // Deps are what a Roster needs. Store and Audit are required.
 type Deps struct {
 	Store *jetstream.Store
@@ -33,8 +30,10 @@ type Deps struct {
 	// `tenant/name` the one of that tenant, each for their own tenant only. Empty: everybody who is signed in but a READER.
 	// A READER never may.
 	Admins []string
-	Log    *slog.Logger     // nil: slog.Default()
-	Now    func() time.Time // nil: time.Now
+	// StaleAfter is how long the view is trusted without a confirmation by the bucket's leader. Zero means 30 s.
+	StaleAfter time.Duration
+	Log        *slog.Logger     // nil: slog.Default()
+	Now        func() time.Time // of what is recorded; nil: time.Now
 }
 
 // Roster is the registry of dialled runners. Safe for concurrent use.
@@ -67,6 +66,7 @@ func New(ctx context.Context, d Deps) (*Roster, error) {
 		return nil, errors.New("roster: Store and Audit are required")
 	}
 	d.Log = cmp.Or(d.Log, slog.Default())
+	d.StaleAfter = cmp.Or(d.StaleAfter, 30*time.Second)
 	if d.Now == nil {
 		d.Now = time.Now
 	}
@@ -81,12 +81,12 @@ func New(ctx context.Context, d Deps) (*Roster, error) {
 	return r, nil
 }
 
-// Close stops following. Reads fail from StaleAfter on.
+// Close stops following. Reads fail a while later.
 func (r *Roster) Close() { r.view.Close() }
 
 // Readable returns nil while the view is confirmed, else ErrRegistryUnavailable.
 func (r *Roster) Readable() error {
-	if age := r.d.Now().Sub(r.view.Confirmed()); age >= StaleAfter {
+	if age := time.Since(r.view.Confirmed()); age >= r.d.StaleAfter {
 		return schemas.ErrRegistryUnavailable(fmt.Errorf("the view of the dialled runners was not confirmed for %s", age.Round(time.Second)))
 	}
 	return nil

@@ -49,6 +49,20 @@ type Runner struct {
 // Ref names the runner.
 func (r Runner) Ref() schemas.RunnerRef { return schemas.RunnerRef{Tenant: r.Tenant, Runner: r.ID} }
 
+// RenewableFor is how long after its end a leaf can still be renewed, and nothing else (SPEC C13).
+const RenewableFor = 7 * 24 * time.Hour
+
+// Expired says what an expired certificate means for the runner; empty while it is valid, or there is none.
+func (r Runner) Expired(now time.Time) string {
+	switch {
+	case r.Current == nil || now.Before(r.Current.NotAfter):
+		return ""
+	case now.Sub(r.Current.NotAfter) > RenewableFor:
+		return "certificate expired: revoke and create again"
+	}
+	return "certificate expired: it is renewed when the runner can be reached"
+}
+
 // clone shares nothing that is changed in place: leaves and times are replaced whole.
 func (r Runner) clone() Runner {
 	r.Labels = maps.Clone(r.Labels)

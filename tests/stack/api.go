@@ -87,17 +87,20 @@ type RunnerState struct {
 		Connected, Dispatchable, Draining, LimitEnforced bool
 		Detail                                           string
 		InFlight, Limit                                  int
-		Signals                                          struct{ Connection, Heartbeat string }
+		Signals                                          struct{ Connection, Heartbeat, Responders string }
 	} `json:"health"`
 }
 
-// Runners is the list.
+// Runners is the list but for the managed runner, which must be its first.
 func (a *API) Runners(t testing.TB) map[string]RunnerState {
 	t.Helper()
 	var list []RunnerState
 	a.Must(t, http.MethodGet, "/api/runners", nil, &list)
+	if len(list) == 0 || list[0].ID != "console" {
+		t.Fatalf("the managed runner is not the first of %+v", list)
+	}
 	out := map[string]RunnerState{}
-	for _, r := range list {
+	for _, r := range list[1:] {
 		out[r.ID] = r
 	}
 	return out

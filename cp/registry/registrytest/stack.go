@@ -17,6 +17,7 @@ import (
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -57,6 +58,7 @@ type Stack struct {
 	Store    *jetstream.Store
 	Audit    *audit.Log
 	Auth     *auth.Auth
+	Roster   *roster.Roster
 	Registry *registry.Registry
 	Clock    *Clock
 	Metrics  *prometheus.Registry
@@ -79,6 +81,9 @@ func Start(t testing.TB, configure func(*registry.Deps)) *Stack {
 	s.Auth, err = auth.New(ctx, auth.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now})
 	Must(t, err)
 	t.Cleanup(s.Auth.Close)
+	s.Roster, err = roster.New(ctx, roster.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now})
+	Must(t, err)
+	t.Cleanup(s.Roster.Close)
 	s.Admin, s.Stranger = s.tenant(t, Tenant), s.tenant(t, Other)
 	s.Registry = s.Replica(t, configure)
 	s.callout(t)
@@ -90,7 +95,7 @@ func (s *Stack) Replica(t testing.TB, configure func(*registry.Deps)) *registry.
 	t.Helper()
 	d := registry.Deps{
 		Store: s.Store, Serve: bus.NewConn(s.Conn(t, embedded.UserServe)), Sys: s.Conn(t, embedded.UserSys),
-		Auth: s.Auth, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now,
+		Auth: s.Auth, Roster: s.Roster, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now,
 	}
 	if s.Registry == nil {
 		d.Metrics = s.Metrics
@@ -116,6 +121,17 @@ func (s *Stack) background(t testing.TB, what string, cancel context.CancelFunc,
 			t.Errorf("%s: %v", what, err)
 		}
 	})
+}
+
+// SelfHosted is what the registry lists but for the managed runner, which must be first.
+func (s *Stack) SelfHosted(t testing.TB, tenant string) []registry.Runner {
+	t.Helper()
+	list, err := s.Registry.List(tenant)
+	Must(t, err)
+	if len(list) == 0 || list[0].ID != schemas.ConsoleRunner {
+		t.Fatalf("the managed runner is not the first of %+v", list)
+	}
+	return list[1:]
 }
 
 func (s *Stack) tenant(t testing.TB, name string) auth.Principal {

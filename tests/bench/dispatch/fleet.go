@@ -42,7 +42,7 @@ func (m meter) fleet(ctx context.Context, p *plane, n int) error {
 		if err != nil {
 			return err
 		}
-		if len(list) > n {
+		if len(list) > n+1 { // the managed runner is listed too
 			break
 		}
 		select {

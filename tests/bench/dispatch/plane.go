@@ -21,6 +21,7 @@ import (
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/ops"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -105,6 +106,11 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 		return nil, err
 	}
 	p.onClose(p.auth.Close)
+	runners, err := roster.New(ctx, roster.Deps{Store: store, Audit: events, Log: log})
+	if err != nil {
+		return nil, err
+	}
+	p.onClose(runners.Close)
 	copies := ops.NewCopies(conns[embedded.UserMicro], log)
 	p.onClose(copies.Close)
 	copyForOps := func(subject string, m proto.Message) {
@@ -114,7 +120,7 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 	}
 	metrics := prometheus.NewRegistry()
 	p.registry, err = registry.New(ctx, registry.Deps{
-		Store: store, Serve: bus.NewConn(conns[embedded.UserServe]), Sys: conns[embedded.UserSys], Auth: p.auth, Audit: events,
+		Store: store, Serve: bus.NewConn(conns[embedded.UserServe]), Sys: conns[embedded.UserSys], Auth: p.auth, Roster: runners, Audit: events,
 		Copies: copyForOps, Metrics: metrics, Log: log,
 	})
 	if err != nil {
