@@ -58,7 +58,7 @@ type Agent struct {
 	retry   func(attempt int) time.Duration
 	log     *slog.Logger
 
-	tracer  trace.Tracer
+	tracer  trace.Tracer // nil: nobody traces here
 	conn    *bus.Conn
 	link    atomic.Pointer[link]
 	senders *bus.Senders // made at the first session
@@ -120,10 +120,9 @@ func New(cfg Config) (*Agent, error) {
 		drainNow: make(chan struct{}),
 		abortNow: make(chan struct{}),
 	}
-	if cfg.Tracing == nil {
-		cfg.Tracing = noop.NewTracerProvider()
+	if _, none := cfg.Tracing.(noop.TracerProvider); cfg.Tracing != nil && !none {
+		a.tracer = cfg.Tracing.Tracer(tracerName)
 	}
-	a.tracer = cfg.Tracing.Tracer(tracerName)
 	a.works = newWorks(a)
 	return a, nil
 }
@@ -264,7 +263,9 @@ func (a *Agent) end(err error) {
 	}
 }
 
-func (a *Agent) pid() int64 { return int64(os.Getpid()) }
+var processID = int64(os.Getpid())
+
+func (a *Agent) pid() int64 { return processID }
 
 // guard turns a panic of a task into its error.
 func guard(task string, run func() error) func() error {

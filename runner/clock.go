@@ -16,10 +16,18 @@ func (c *clock) adjust(server, sent, got time.Time) {
 }
 
 // now is the local time until the first adjust.
-func (c *clock) now() time.Time {
+func (c *clock) now() time.Time { return c.at(time.Now()) }
+
+// at is now, for who knows the local time.
+func (c *clock) at(local time.Time) time.Time {
 	s := c.set.Load()
 	if s == nil {
-		return time.Now()
+		return local
 	}
-	return s.server.Add(time.Since(s.local))
+	return s.server.Add(local.Sub(s.local))
 }
+
+var processStart = time.Now()
+
+// uptime is how long this process has run, by the monotonic clock.
+func uptime() time.Duration { return time.Since(processStart) }

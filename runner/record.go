@@ -88,12 +88,24 @@ func (a *Agent) statement() *runbusv1.RunnerPolicy {
 // recorded runs the fetch under the policy in force, between two records in the journal: nothing is touched before the first is
 // written, and the result is not confirmed before the second is. With credentials both are on the disk by then (as SPEC R8 has it for
 // the control plane's audit), without they get there right after.
-func (w *work) recorded(stream *chunks) (response *runbusv1.RunFetchResponse, err error) {
-	began := time.Now()
+func (w *work) recorded() (response *runbusv1.RunFetchResponse, err error) {
 	secrets, caller, err := w.secrets()
 	defer clear(secrets)
+	under := w.agent.policy.Begin(w.m.GetRequest().GetSource().GetKind())
+	if w.agent.journal != nil {
+		response, err = w.between(under, secrets, caller, err)
+	} else if err == nil {
+		response, err = w.fetch(under, secrets)
+	}
+	if uncounted := under.End(); uncounted != nil {
+		w.log.Warn("the count of a budget may be too high", "error", uncounted)
+	}
+	return response, err
+}
+
+// between writes the two records, and runs the fetch in between unless it has failed already.
+func (w *work) between(under *policy.Fetch, secrets map[string]string, caller *runbusv1.CallerSession, err error) (*runbusv1.RunFetchResponse, error) {
 	req := w.m.GetRequest()
-	under := w.agent.policy.Begin(req.GetSource().GetKind())
 	record := chain.Record{
 		Event: chain.EventStart, Dispatch: w.id, Tenant: w.agent.ref.Tenant, Runner: w.agent.ref.Runner,
 		Kind: clip(req.GetSource().GetKind(), 64), Target: chain.Target(req.GetSource().GetSettings()),
@@ -103,42 +115,39 @@ func (w *work) recorded(stream *chunks) (response *runbusv1.RunFetchResponse, er
 		record.Caller = &chain.Caller{Tenant: caller.GetTenant(), Person: caller.GetPerson(), Role: caller.GetRole()}
 	}
 	if failed := w.journal(record); failed != nil {
-		err = failed
-	} else {
-		if err == nil {
-			response, err = w.fetch(stream, under, secrets)
-		}
-		record.Event, record.Query = chain.EventEnd, nil
-		describeEnd(&record, stream, under.Told())
-		record.DurationMS = time.Since(began).Milliseconds()
-		record.Outcome = "completed"
-		if err != nil {
-			err = w.reason(err)
-			record.Outcome = string(schemas.CodeOf(err))
-			if schemas.CodeOf(err) == schemas.CodeForbiddenHop {
-				record.Reason = clip(err.Error(), 1024)
-			}
-		}
-		if failed := w.journal(record); failed != nil && err == nil {
-			response, err = nil, failed
+		return nil, failed
+	}
+	var response *runbusv1.RunFetchResponse
+	if err == nil {
+		response, err = w.fetch(under, secrets)
+	}
+	record.Event, record.Query = chain.EventEnd, nil
+	w.describeEnd(&record, under.Told())
+	record.Outcome = "completed"
+	if err != nil {
+		err = w.reason(err)
+		record.Outcome = string(schemas.CodeOf(err))
+		if schemas.CodeOf(err) == schemas.CodeForbiddenHop {
+			record.Reason = clip(err.Error(), 1024)
 		}
 	}
-	if uncounted := under.End(); uncounted != nil {
-		w.log.Warn("the count of a budget may be too high", "error", uncounted)
+	if failed := w.journal(record); failed != nil && err == nil {
+		return nil, failed
 	}
 	return response, err
 }
 
 // describeEnd fills in what the fetch did.
-func describeEnd(r *chain.Record, stream *chunks, told policy.Told) {
+func (w *work) describeEnd(r *chain.Record, told policy.Told) {
 	r.Rules, r.Dialled = told.Rules, told.Dialled
 	if told.Refused != "" {
 		r.Rules = append(r.Rules, told.Refused)
 	}
-	if stream.counts != nil {
-		r.Rows, r.Bytes = stream.counts.Rows(), stream.counts.Bytes()
+	if counts := w.stream.counts; counts != nil {
+		r.Rows, r.Bytes = counts.Rows(), counts.Bytes()
 	}
-	r.BytesOut = stream.total()
+	r.BytesOut = w.stream.total()
+	r.DurationMS = time.Since(w.began).Milliseconds()
 }
 
 // journal writes one record, if a journal is kept.
@@ -158,13 +167,13 @@ func (w *work) journal(r chain.Record) error {
 // outlet asks the policy before bytes leave.
 type outlet struct {
 	stream  *chunks
-	permit  func(n int) error
-	refusal error // of permit
+	under   *policy.Fetch
+	refusal error // by it
 }
 
 func (o *outlet) Write(p []byte) (int, error) {
 	if o.refusal == nil {
-		o.refusal = o.permit(len(p))
+		o.refusal = o.under.Send(len(p))
 	}
 	if o.refusal != nil {
 		return 0, o.refusal

@@ -2,12 +2,9 @@ package runner
 
 import (
 	"context"
-	"crypto/sha256"
 	"errors"
 	"fmt"
-	"hash"
 	"log/slog"
-	"sync"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -22,43 +19,89 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-const (
-	flushAfter  = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
-	smallResult = 32 << 10               // bytes for which no whole chunk is set aside
-)
-
 // work is one assignment. It is either refused or run, then its result is delivered.
 type work struct {
 	agent   *Agent
 	id      string
 	session string
 	m       *runbusv1.RunnerWorkAssignment
+	began   time.Time // when it was assigned
+	refused error     // why it got no slot; nil if it did
 	sealed  chan *runbusv1.SealedCredential
 	sender  *bus.Sender
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
 	span    trace.Span
+	tag     tagged
 	log     *slog.Logger
-	done    func() // logs that it is, once the result is on its way; may be nil
+	stream  chunks
 
-	// Guarded by works.mu: ended, and its replica is silent; acknowledged, or given up.
-	orphaned, delivered bool
+	// Guarded by works.mu. Both times are uptimes, 0 for none.
+	deadline  time.Duration // it is stopped then
+	keptUntil time.Duration // ended: its result is dropped then
+	silent    bool          // nobody seems to wait for the result
+	orphaned  bool          // ended, and silent
+	delivered bool          // acknowledged, or given up
 }
 
-func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, log *slog.Logger) *work {
+func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) *work {
 	w := &work{
-		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, log: log,
-		sealed: make(chan *runbusv1.SealedCredential, 1),
+		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, began: began,
 		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), m.GetWindowBytes()),
+		tag:    tagged{a.log.Handler(), m.GetDispatchId()},
 	}
-	if m.GetBundles() && !m.GetCredentialsFollow() { // for `accepted` the control plane waits with the credentials
+	w.log = slog.New(&w.tag)
+	if m.GetCredentialsFollow() {
+		w.sealed = make(chan *runbusv1.SealedCredential, 1)
+	} else if m.GetBundles() { // for `accepted` the control plane waits with the credentials
 		w.sender.Bundle()
 	}
 	ctx, span, answers := a.startSpan(context.Background(), m, from)
 	w.span = span
 	w.sender.Trace(answers)
 	w.ctx, w.stop = context.WithCancelCause(ctx)
+	w.stream.ctx, w.stream.sender, w.stream.alarm = w.ctx, w.sender, a.works.wakeAt
 	return w
+}
+
+// isRunning, ends, kept and look are called with works.mu.
+
+func (w *work) isRunning() bool { return w.refused == nil && w.keptUntil == 0 }
+
+// ends sets the deadline and returns it as an uptime.
+func (w *work) ends(left time.Duration) time.Duration {
+	w.deadline = max(w.began.Sub(processStart)+left, 1)
+	return w.deadline
+}
+
+// kept says that the work has ended, and that its result waits for so long at most. It returns until when, as an uptime.
+func (w *work) kept(delivery time.Duration) time.Duration {
+	w.keptUntil = uptime() + delivery
+	return w.keptUntil
+}
+
+// look does what time brings, and returns the uptime at which it is to be called again, 0 for when works.wake is called.
+func (w *work) look(now time.Duration) (next time.Duration) {
+	switch {
+	case w.keptUntil > now:
+		return w.keptUntil
+	case w.keptUntil > 0:
+		w.agent.works.open.Go(w.sender.Close)
+		return 0
+	case w.deadline > now:
+		next = w.deadline
+	case w.deadline > 0:
+		w.deadline = 0
+		w.cancel(errDeadline())
+	}
+	late, at := w.stream.isLate(now)
+	if late {
+		w.agent.works.open.Go(w.stream.flushLate)
+	}
+	if at > 0 && (next == 0 || at < next) {
+		next = at
+	}
+	return next
 }
 
 // cancel stops the work; the code of reason is the code of the result that confirms it.
@@ -83,52 +126,53 @@ func errProcessEnds() *schemas.Error {
 		WithHint("it is not run again by itself; start it again if the read may be repeated")
 }
 
+// do runs the work, or refuses it, and delivers the result.
+func (w *work) do() {
+	var result *runbusv1.RunnerWorkResult
+	if w.refused != nil {
+		result = w.refuse()
+	} else {
+		result = w.run()
+	}
+	w.agent.works.ended(w, w.agent.waits.delivery) // first: whoever has the result may count on the slot
+	w.deliver(result)
+}
+
 // refuse is the answer to an assignment that got no slot. Nothing was touched.
-func (w *work) refuse(reason error) *runbusv1.RunnerWorkResult {
+func (w *work) refuse() *runbusv1.RunnerWorkResult {
+	w.log.Info("work refused", "reason", w.refused)
 	w.stop(nil)
-	endSpan(w.span, 0, 0, reason)
-	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}}
+	endSpan(w.span, 0, 0, w.refused)
+	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(w.refused)}}
 }
 
 // run executes the work: accept, open the credentials, fetch, stream. It returns how that ended, for deliver.
 func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
-	started := time.Now()
-	left := w.m.GetDeadline().AsTime().Sub(w.agent.clock.now())
-	timer := time.AfterFunc(left, func() { w.cancel(errDeadline()) })
-	defer timer.Stop()
-	w.sender.OnOrphaned(func() {
-		w.stop(schemas.Errorf(schemas.CodeOutcomeUnknown, "the waiting control plane has gone"))
-	})
-
+	w.sender.OnOrphaned(w.onSilence)
 	err := w.sender.Send(w.ctx, &runbusv1.RunnerWorkAccepted{Pid: w.agent.pid(), At: timestamppb.New(w.agent.clock.now())})
 	if w.m.GetBundles() {
 		w.sender.Bundle()
 	}
 	var response *runbusv1.RunFetchResponse
-	stream := newChunks(w.ctx, w.sender)
 	if err == nil {
-		response, err = w.recorded(stream)
+		response, err = w.recorded()
 	}
-	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: stream.sum()}
-	defer func() { endSpan(w.span, response.GetRows(), response.GetBytes(), err) }()
+	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: w.stream.sum()}
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
-		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(started))
+		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(w.began))
 	} else {
-		response.Elapsed = durationpb.New(time.Since(started))
+		response.Elapsed = durationpb.New(time.Since(w.began))
 		result.Outcome = &runbusv1.RunnerWorkResult_Response{Response: response}
-		w.done = func() {
-			w.log.Info("work done", "source", w.m.GetRequest().GetSource().GetKind(),
-				"rows", response.GetRows(), "bytes", response.GetBytes(), "after", response.GetElapsed().AsDuration())
-		}
 	}
+	endSpan(w.span, response.GetRows(), response.GetBytes(), err)
 	return result
 }
 
 // fetch runs the connector under the local policy. Whatever it does with the credentials ends when it returns.
-func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]string) (response *runbusv1.RunFetchResponse, err error) {
+func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *runbusv1.RunFetchResponse, err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			w.log.Error("a connector panicked", "panic", p, "stack", stack())
@@ -143,11 +187,12 @@ func (w *work) fetch(stream *chunks, under *policy.Fetch, secrets map[string]str
 	if err := under.Start(req.GetSource().GetSettings()); err != nil {
 		return nil, err
 	}
-	leaving := &outlet{stream: stream, permit: under.Send}
+	stream := &w.stream
+	leaving := &outlet{stream: stream, under: under}
 	out := source.NewOutput(leaving, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
 	stream.counts = out
 	defer stream.end()
-	w.log.Debug("work started", "source", connector.Kind())
+	w.log.LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
 	env := w.agent.env
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
 	ctx, span := w.startSource(connector.Kind())
@@ -189,7 +234,7 @@ func withoutSecrets(err error, secrets map[string]string) error {
 // secrets waits for the sealed bundle, if one follows, and opens it. caller is on whose behalf the work runs, if the bundle says.
 func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSession, err error) {
 	if !w.m.GetCredentialsFollow() {
-		return map[string]string{}, nil, nil
+		return nil, nil, nil
 	}
 	timer := time.NewTimer(w.agent.waits.credentials)
 	defer timer.Stop()
@@ -240,128 +285,48 @@ func (w *work) reason(err error) error {
 // deliver sends the last frame and waits until the control plane has it. A replica that is silent may only have been stopped
 // for a while, and its caller waits: the result is kept for it as long as for any other.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
-	defer w.sender.Close()
-	ctx, cancel := context.WithTimeout(context.Background(), w.agent.waits.delivery)
-	defer cancel()
-	w.sender.OnOrphaned(nil)
-	if result.GetStarted() {
-		w.sender.OnOrphaned(func() {
-			if !w.agent.works.orphan(w) {
-				cancel()
-			}
-		})
-	}
-	err := w.sender.Send(ctx, result)
-	if w.done != nil {
-		w.done()
+	err := w.sender.Send(context.Background(), result)
+	w.logDone(result.GetResponse())
+	if w.agent.works.isForsaken(w) {
+		w.forsaken()
 	}
 	if err == nil {
-		err = w.sender.Drain(ctx)
+		err = w.sender.Drain(context.Background())
 	}
+	w.over(err)
+}
+
+// logDone says that a work went well, once the result is on its way.
+func (w *work) logDone(r *runbusv1.RunFetchResponse) {
+	if r == nil {
+		return
+	}
+	w.agent.log.LogAttrs(context.Background(), slog.LevelInfo, "work done", slog.String("dispatch", w.id),
+		slog.String("source", w.m.GetRequest().GetSource().GetKind()), slog.Int64("rows", r.GetRows()), slog.Int64("bytes", r.GetBytes()),
+		slog.Duration("after", r.GetElapsed().AsDuration()))
+}
+
+// over ends the work, whose result was acknowledged if err is nil.
+func (w *work) over(err error) {
+	w.sender.Close()
 	if err != nil {
 		w.log.Error("outcome unknown to the control plane: the result was not acknowledged", "error", err)
 	}
+	w.agent.works.delivered(w)
 }
 
-// chunks cuts the Arrow stream into frames. It is written by the connector and flushed by a timer, so it locks.
-type chunks struct {
-	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to be cancelled
-	sender *bus.Sender
-	counts *source.Output // of what is written here; set before the first Write
-
-	mu    sync.Mutex
-	buf   []byte
-	timer *time.Timer // sends what is buffered after flushAfter; nil until something was
-	ended bool        // the timer does nothing any more
-	hash  hash.Hash
-	sent  int64
-	err   error
-}
-
-func newChunks(ctx context.Context, s *bus.Sender) *chunks {
-	return &chunks{ctx: ctx, sender: s, hash: sha256.New()}
-}
-
-// Write blocks while the window is full: that is how a slow caller slows the source down (SPEC D15).
-func (c *chunks) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	n := len(p)
-	for len(p) > 0 {
-		if c.err != nil {
-			return n - len(p), c.err
-		}
-		take := min(len(p), bus.ChunkBytes-len(c.buf))
-		if len(c.buf) == 0 {
-			c.arm()
-		}
-		if need := len(c.buf) + take; need > cap(c.buf) && need > smallResult {
-			c.buf = append(make([]byte, 0, bus.ChunkBytes), c.buf...) // more is to be expected
-		}
-		c.buf, p = append(c.buf, p[:take]...), p[take:]
-		if len(c.buf) == bus.ChunkBytes {
-			c.send()
-		}
-	}
-	return n, c.err
-}
-
-func (c *chunks) flush() error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.send()
-	return c.err
-}
-
-// send sends what is buffered; mu is held.
-func (c *chunks) send() {
-	if len(c.buf) == 0 || c.err != nil {
+// onSilence is called when the waiting replica has not been heard for long: the source is stopped, or the result may have to go.
+func (w *work) onSilence() {
+	if w.agent.works.silence(w) {
+		w.stop(schemas.Errorf(schemas.CodeOutcomeUnknown, "the waiting control plane has gone"))
 		return
 	}
-	c.hash.Write(c.buf)
-	c.sent += int64(len(c.buf))
-	c.err = c.sender.Send(c.ctx, &runbusv1.RunnerWorkChunk{ArrowIpc: c.buf, Rows: c.counts.Rows(), Bytes: c.counts.Bytes()})
-	c.buf = c.buf[:0]
-	if c.timer != nil {
-		c.timer.Stop()
+	w.forsaken()
+}
+
+// forsaken drops the result that nobody waits for, if there are too many of those.
+func (w *work) forsaken() {
+	if !w.agent.works.orphan(w) {
+		w.sender.Close()
 	}
-}
-
-// arm makes sure that what is buffered from now on is sent in time; mu is held.
-func (c *chunks) arm() {
-	switch {
-	case c.ended:
-	case c.timer == nil:
-		c.timer = time.AfterFunc(flushAfter, func() {
-			c.mu.Lock()
-			defer c.mu.Unlock()
-			if !c.ended {
-				c.send()
-			}
-		})
-	default:
-		c.timer.Reset(flushAfter)
-	}
-}
-
-// end stops the timer: nothing is sent by it afterwards.
-func (c *chunks) end() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.ended = true
-	if c.timer != nil {
-		c.timer.Stop()
-	}
-}
-
-func (c *chunks) sum() []byte {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.hash.Sum(nil)
-}
-
-func (c *chunks) total() int64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.sent
 }

@@ -35,22 +35,29 @@ const (
 type works struct {
 	agent *Agent
 
+	pool pool           // runs them
+	open sync.WaitGroup // counts those in jobs, and what is done for them
+
 	mu          sync.Mutex
-	running     map[string]*work // each holds a slot
-	undelivered int              // ended, with a result that is not acknowledged yet
+	jobs        map[string]*work // by dispatch, until the result is delivered
+	running     int              // of jobs: hold a slot
+	undelivered int              // of jobs: ended, with a result that is not acknowledged yet
 	orphaned    int              // likewise, and their replica is silent
 	fates       map[string]fate  // of every id ever assigned or cancelled
-	ids         []string         // of fates, oldest first
+	ids         []string         // of fates; when there are seenMost, oldest is the place of the oldest
+	oldest      int
 	isDrain     bool
 	isClosed    bool          // nothing is taken, nor refused
 	idleCh      chan struct{} // closed when draining and nothing runs or waits
-	all         sync.WaitGroup
-	next        chan func()   // unbuffered: takes a job to a goroutine that has done one
-	over        chan struct{} // closed with isClosed
+	alarm       *time.Timer   // for look
+	alarmAt     time.Duration // uptime at which it rings; 0: it does not
 }
 
 func newWorks(a *Agent) *works {
-	return &works{agent: a, running: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{}), next: make(chan func()), over: make(chan struct{})}
+	w := &works{agent: a, jobs: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{})}
+	w.alarm = time.AfterFunc(time.Hour, w.look)
+	w.alarm.Stop()
+	return w
 }
 
 // receive takes what comes on `work.<session>`. It runs on the connection's callback and never blocks.
@@ -79,71 +86,69 @@ func (w *works) receive(msg *nats.Msg) {
 func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 	a := w.agent
 	id := m.GetDispatchId()
-	log := a.log.With("dispatch", id)
 	s := a.session.Load()
 	if s == nil || s.id != m.GetSession() {
-		log.Warn("an assignment of another session was dropped")
+		a.log.Warn("an assignment of another session was dropped", "dispatch", id)
 		return
 	}
-	late := a.clock.now().After(m.GetAcceptBy().AsTime())
+	began := time.Now()
+	now := a.clock.at(began)
+	late := now.After(m.GetAcceptBy().AsTime())
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	switch {
 	case w.isClosed:
-		log.Warn("an assignment came after the end and was dropped unrun")
+		a.log.Warn("an assignment came after the end and was dropped unrun", "dispatch", id)
 		return
 	case w.fates[id] != 0:
-		log.Info("an assignment that is known already was dropped")
+		a.log.Info("an assignment that is known already was dropped", "dispatch", id)
 		return
 	case late:
 		w.remember(id, neverRun)
-		log.Warn("an assignment came too late and was dropped unrun")
+		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
 		return
 	}
 	w.remember(id, answered)
-	job := newWork(a, m, from, log)
-	if reason := w.refusal(); reason != nil {
-		log.Info("work refused", "reason", reason)
-		w.start(func() { job.deliver(job.refuse(reason)) })
-		return
+	job := newWork(a, m, from, began)
+	w.jobs[id] = job
+	w.open.Add(1)
+	if job.refused = w.refusal(); job.refused == nil {
+		w.running++
+		w.wake(job.ends(m.GetDeadline().AsTime().Sub(now)))
 	}
-	w.running[id] = job
-	w.start(func() {
-		result := job.run()
-		w.ended(id) // first: whoever has the result may count on the slot
-		job.deliver(result)
-		w.delivered(job)
-	})
+	w.pool.run(job.do)
 }
 
-// lingers is how long a goroutine waits for the next job: its stack has grown to what a work needs, which costs as much as a
-// small work.
-const lingers = 5 * time.Second
-
-// start runs a job on a goroutine that has done one, or a new one.
-func (w *works) start(job func()) {
-	select {
-	case w.next <- job:
-		return
-	default:
+// wake has look called at that uptime, or before; mu is held.
+func (w *works) wake(at time.Duration) {
+	if w.alarmAt == 0 || at < w.alarmAt {
+		w.alarmAt = max(at, 1)
+		w.alarm.Reset(at - uptime())
 	}
-	w.all.Go(func() {
-		job()
-		timer := time.NewTimer(lingers)
-		defer timer.Stop()
-		for {
-			select {
-			case job := <-w.next:
-				job()
-				timer.Reset(lingers)
-			case <-timer.C:
-				return
-			case <-w.over:
-				return
-			}
+}
+
+// wakeAt is wake for who does not hold mu.
+func (w *works) wakeAt(at time.Duration) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.wake(at)
+}
+
+// look does what time brings in every work, and sets the alarm for what comes next: one timer for all of them, since most works end
+// before anything is due.
+func (w *works) look() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	now, next := uptime(), time.Duration(0)
+	for _, job := range w.jobs {
+		if at := job.look(now); at > 0 && (next == 0 || at < next) {
+			next = at
 		}
-	})
+	}
+	if w.alarmAt = 0; next > 0 {
+		w.wake(next)
+	}
 }
 
 // refusal is why no work is taken now, nil if one is; mu is held.
@@ -152,7 +157,7 @@ func (w *works) refusal() error {
 	switch {
 	case w.isDrain:
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
-	case len(w.running) >= a.cfg.Concurrency:
+	case w.running >= a.cfg.Concurrency:
 		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
 	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency):
 		return schemas.ErrRunnerBacklog(a.ref.Runner, w.undelivered)
@@ -160,10 +165,18 @@ func (w *works) refusal() error {
 	return nil
 }
 
+// job is the work that runs under an id, nil if none does; mu is held.
+func (w *works) job(id string) *work {
+	if job := w.jobs[id]; job != nil && job.isRunning() {
+		return job
+	}
+	return nil
+}
+
 // credentials hands a sealed bundle to the work that waits for it.
 func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 	w.mu.Lock()
-	job := w.running[m.GetDispatchId()]
+	job := w.job(m.GetDispatchId())
 	w.mu.Unlock()
 	if job == nil || job.session != m.GetSession() {
 		w.agent.log.Warn("credentials for a work that does not run here were dropped", "dispatch", m.GetDispatchId())
@@ -171,7 +184,7 @@ func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 	}
 	select {
 	case job.sealed <- m.GetSealed():
-	default: // a second bundle for the same work
+	default: // a second bundle for the same work, or one for a work without
 	}
 }
 
@@ -180,7 +193,7 @@ func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if job := w.running[id]; job != nil {
+	if job := w.job(id); job != nil {
 		job.cancel(reason)
 		return runbusv1.CancelState_CANCEL_STATE_STOPPING
 	}
@@ -196,38 +209,58 @@ func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 func (w *works) cancelAll(reason *schemas.Error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	for _, job := range w.running {
-		job.cancel(reason)
+	for _, job := range w.jobs {
+		if job.isRunning() {
+			job.cancel(reason)
+		}
 	}
 }
 
 // close drops whatever is assigned from now on and cancels what runs.
 func (w *works) close(reason *schemas.Error) {
 	w.mu.Lock()
-	if !w.isClosed {
-		w.isClosed = true
-		close(w.over)
-	}
+	w.isClosed = true
 	w.mu.Unlock()
+	w.pool.close()
 	w.cancelAll(reason)
 }
 
 // remember notes what became of an id; mu is held.
 func (w *works) remember(id string, f fate) {
 	w.fates[id] = f
-	w.ids = append(w.ids, id)
-	if len(w.ids) > seenMost {
-		delete(w.fates, w.ids[0])
-		w.ids = w.ids[1:]
+	if len(w.ids) < seenMost {
+		w.ids = append(w.ids, id)
+		return
 	}
+	delete(w.fates, w.ids[w.oldest])
+	w.ids[w.oldest] = id
+	w.oldest = (w.oldest + 1) % seenMost
 }
 
-// ended frees the slot of a work.
-func (w *works) ended(id string) {
+// ended frees the slot of a work, which has its result and keeps it for so long at most.
+func (w *works) ended(job *work, delivery time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	delete(w.running, id)
-	w.undelivered++
+	if job.refused == nil {
+		w.running--
+		w.undelivered++
+	}
+	w.wake(job.kept(delivery))
+}
+
+// silence notes that nobody seems to wait for the result of a work. It reports whether that still runs.
+func (w *works) silence(job *work) (running bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	job.silent = true
+	return job.isRunning()
+}
+
+// isForsaken reports whether silence was called.
+func (w *works) isForsaken(job *work) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return job.silent
 }
 
 // orphan notes that nobody seems to wait for the result of a work that has ended. It reports whether there is room to keep it for
@@ -253,12 +286,16 @@ func (w *works) delivered(job *work) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	job.delivered = true
-	if job.orphaned {
+	delete(w.jobs, job.id)
+	switch {
+	case job.refused != nil:
+	case job.orphaned:
 		w.orphaned--
-	} else {
+	default:
 		w.undelivered--
 	}
 	w.tellIdle()
+	w.open.Done()
 }
 
 // drain stops taking work and returns how many works still run.
@@ -267,12 +304,12 @@ func (w *works) drain() int {
 	defer w.mu.Unlock()
 	w.isDrain = true
 	w.tellIdle()
-	return len(w.running)
+	return w.running
 }
 
 // tellIdle closes idleCh once; mu is held.
 func (w *works) tellIdle() {
-	if !w.isDrain || len(w.running) > 0 || w.undelivered > 0 {
+	if !w.isDrain || w.running > 0 || w.undelivered > 0 {
 		return
 	}
 	select {
@@ -285,12 +322,13 @@ func (w *works) tellIdle() {
 // idle is closed when the runner drains, nothing runs any more and every result that somebody waits for is acknowledged.
 func (w *works) idle() <-chan struct{} { return w.idleCh }
 
-// wait blocks until every goroutine of a work has ended, at most for d. It comes after close.
+// wait blocks until every work has ended and is delivered, at most for d. It comes after close.
 func (w *works) wait(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	defer w.alarm.Stop()
 	done := make(chan struct{})
-	go func() { w.all.Wait(); close(done) }()
+	go func() { w.open.Wait(); w.pool.wait(); close(done) }()
 	select {
 	case <-done:
 	case <-timer.C:
@@ -306,7 +344,7 @@ func (w *works) draining() bool {
 func (w *works) count() int {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	return len(w.running)
+	return w.running
 }
 
 // load is 0 when idle and 1 when every slot is taken.
@@ -315,9 +353,11 @@ func (w *works) load() float64 { return float64(w.count()) / float64(w.agent.cfg
 func (w *works) runningIDs() []string {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	ids := make([]string, 0, len(w.running))
-	for id := range w.running {
-		ids = append(ids, id)
+	ids := make([]string, 0, w.running)
+	for id, job := range w.jobs {
+		if job.isRunning() {
+			ids = append(ids, id)
+		}
 	}
 	return ids
 }

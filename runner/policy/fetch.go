@@ -22,6 +22,7 @@ type Fetch struct {
 	keeper *Keeper
 	policy *Policy
 	kind   string
+	counts bool // a budget a day
 
 	mu      sync.Mutex
 	sent    int64
@@ -39,12 +40,20 @@ const maxDialled = 20
 
 // Begin starts a fetch under the policy in force. End must be called.
 func (k *Keeper) Begin(kind string) *Fetch {
-	k.usage.begin()
-	return &Fetch{keeper: k, policy: k.Policy(), kind: kind}
+	f := &Fetch{keeper: k, policy: k.Policy(), kind: kind}
+	if f.counts = f.policy.daily(); f.counts {
+		k.usage.begin()
+	}
+	return f
 }
 
 // End gives back what was counted ahead of a budget. An error means that the count may be too high.
-func (f *Fetch) End() error { return f.keeper.usage.end(day(f.keeper.now())) }
+func (f *Fetch) End() error {
+	if !f.counts {
+		return nil
+	}
+	return f.keeper.usage.end(day(f.keeper.now()))
+}
 
 // Start decides before the connector runs: over the kind, and over a setting `path` that needs no look at the files.
 func (f *Fetch) Start(settings map[string]string) error {

@@ -51,6 +51,7 @@ func Parse(text []byte, kinds []string) (*Policy, error) {
 		}
 		return nil, errors.Join(p.errs...)
 	}
+	policy.digest = policy.sum()
 	return policy, nil
 }
 

@@ -29,6 +29,8 @@ type Policy struct {
 	// Budget is that of all fetches, whatever rule allows them.
 	Budget  Budget  `json:"budget"`
 	Journal Journal `json:"journal"`
+
+	digest string // of the rest, made by Parse
 }
 
 // Rule matches what meets each of its criteria; a criterion is met by any entry of its list, and an empty one by everything. A rule
@@ -223,6 +225,10 @@ func (p *Policy) Digest() string {
 	if p == nil {
 		return ""
 	}
+	return p.digest
+}
+
+func (p *Policy) sum() string {
 	text, err := json.Marshal(p)
 	if err != nil {
 		panic(err) // strings, numbers and prefixes

@@ -26,15 +26,17 @@ func GuardedDial(base *net.Dialer) func(ctx context.Context, network, addr strin
 
 // GuardedDialBy returns the dial hook of a runner (Env.Dial): it resolves the name, checks what comes out as ResolveFor does, and
 // dials exactly the addresses it checked, one after the other, so that no second resolution can put another in their place. Only
-// tcp, tcp4 and tcp6. Of base it uses resolver, timeout, keep-alive and local address; nil is a net.Dialer with a timeout of 30 s.
+// tcp, tcp4 and tcp6. Of base, which nobody changes any more, it uses resolver, timeout, keep-alive and local address; nil is a net.Dialer with a timeout of 30 s.
 // Safe for concurrent use if permit is.
 func GuardedDialBy(base *net.Dialer, permit Permit) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	if base == nil {
-		base = &net.Dialer{}
-	}
-	dialer := *base
-	if dialer.Timeout <= 0 {
-		dialer.Timeout = dialTimeout
+	dialer := base
+	switch {
+	case base == nil:
+		dialer = &net.Dialer{Timeout: dialTimeout}
+	case base.Timeout <= 0:
+		own := *base
+		own.Timeout = dialTimeout
+		dialer = &own
 	}
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialer.Timeout)
@@ -47,7 +49,7 @@ func GuardedDialBy(base *net.Dialer, permit Permit) func(ctx context.Context, ne
 		if err != nil {
 			return nil, err
 		}
-		return dialEach(ctx, &dialer, network, port, host, addrs)
+		return dialEach(ctx, dialer, network, port, host, addrs)
 	}
 }
 

@@ -1,0 +1,163 @@
+package runner
+
+import (
+	"context"
+	"crypto/sha256"
+	"hash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/runner/source"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+const (
+	flushAfter  = 200 * time.Millisecond // rows wait at most so long for a chunk to fill
+	smallResult = 32 << 10               // bytes for which no whole chunk is set aside
+)
+
+// chunks cuts the Arrow stream into frames. It is written by the connector and flushed by an alarm, so it locks.
+type chunks struct {
+	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to be cancelled
+	sender *bus.Sender
+	alarm  func(at time.Duration) // asks isLate at that uptime
+	counts *source.Output         // of what is written here; set before the first Write
+
+	due atomic.Int64 // uptime at which what is buffered is to be sent; 0: nothing is
+
+	mu    sync.Mutex
+	buf   []byte
+	ended bool // the alarm does nothing any more
+	hash  hash.Hash
+	chunk runbusv1.RunnerWorkChunk // memory for one that is sent
+	sent  int64
+	err   error
+}
+
+// smallBuffers keeps the buffers of small results.
+var smallBuffers = sync.Pool{New: func() any { return new([smallResult]byte) }}
+
+// Write blocks while the window is full: that is how a slow caller slows the source down (SPEC D15).
+func (c *chunks) Write(p []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	n := len(p)
+	for len(p) > 0 {
+		if c.err != nil {
+			return n - len(p), c.err
+		}
+		take := min(len(p), bus.ChunkBytes-len(c.buf))
+		if len(c.buf) == 0 {
+			c.arm()
+		}
+		c.grow(len(c.buf) + take)
+		c.buf, p = append(c.buf, p[:take]...), p[take:]
+		if len(c.buf) == bus.ChunkBytes {
+			c.send()
+		}
+	}
+	return n, c.err
+}
+
+// grow makes room for n bytes; mu is held.
+func (c *chunks) grow(n int) {
+	switch {
+	case n <= cap(c.buf):
+	case n > smallResult: // more is to be expected
+		whole := append(make([]byte, 0, bus.ChunkBytes), c.buf...)
+		c.release()
+		c.buf = whole
+	default:
+		small, _ := smallBuffers.Get().(*[smallResult]byte)
+		c.buf = small[:0]
+	}
+}
+
+// release gives a small buffer back, and forgets it; mu is held.
+func (c *chunks) release() {
+	if cap(c.buf) == smallResult {
+		smallBuffers.Put((*[smallResult]byte)(c.buf[:smallResult]))
+	}
+	c.buf = nil
+}
+
+func (c *chunks) flush() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.send()
+	return c.err
+}
+
+// send sends what is buffered; mu is held.
+func (c *chunks) send() {
+	if len(c.buf) == 0 || c.err != nil {
+		return
+	}
+	c.due.Store(0)
+	if c.hash == nil {
+		c.hash = sha256.New()
+	}
+	c.hash.Write(c.buf)
+	c.sent += int64(len(c.buf))
+	c.chunk.ArrowIpc, c.chunk.Rows, c.chunk.Bytes = c.buf, c.counts.Rows(), c.counts.Bytes()
+	c.err = c.sender.Send(c.ctx, &c.chunk)
+	c.chunk.ArrowIpc = nil
+	c.buf = c.buf[:0]
+}
+
+// arm makes sure that what is buffered from now on is sent in time; mu is held.
+func (c *chunks) arm() {
+	if c.ended {
+		return
+	}
+	at := uptime() + flushAfter
+	c.due.Store(int64(at))
+	c.alarm(at)
+}
+
+// isLate reports whether flushLate is to be called; else next is the uptime at which to ask again, 0 for when an alarm comes. It
+// never blocks.
+func (c *chunks) isLate(now time.Duration) (late bool, next time.Duration) {
+	due := c.due.Load()
+	if due == 0 || now < time.Duration(due) {
+		return false, time.Duration(due)
+	}
+	return c.due.CompareAndSwap(due, 0), 0
+}
+
+// flushLate sends what has waited long enough. It blocks as Write does.
+func (c *chunks) flushLate() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.ended {
+		c.send()
+	}
+}
+
+// end has nothing sent any more, and gives memory back.
+func (c *chunks) end() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ended = true
+	c.due.Store(0)
+	c.release()
+}
+
+// sum is the SHA-256 of what was sent.
+func (c *chunks) sum() []byte {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.hash == nil {
+		none := sha256.Sum256(nil)
+		return none[:]
+	}
+	return c.hash.Sum(nil)
+}
+
+func (c *chunks) total() int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent
+}
