@@ -24,10 +24,10 @@ const (
 // RenewerConfig is what a Renewer needs. All but Log are required.
 type RenewerConfig struct {
 	Enroller *Enroller
-	// Session is the present session of a runner that is linked to this replica; false for any other.
-	Session func(ref schemas.RunnerRef) (session string, linked bool)
-	// Order sends a control order and waits for the answer (bus.Receivers.Order).
-	Order func(ctx context.Context, ref schemas.RunnerRef, session string, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error)
+	// Linked reports whether this replica has the link to a runner: another replica renews the others.
+	Linked func(runnerID string) bool
+	// Order sends a control order to the runner's present session and waits for the answer.
+	Order func(ctx context.Context, ref schemas.RunnerRef, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error)
 	// Redial opens a fresh link to the runner beside the present one. Its handshake presents the new certificate, which is promoted
 	// then. It does not wait.
 	Redial func(runnerID string)
@@ -91,7 +91,7 @@ func (n *Renewer) due() []roster.Runner {
 		if !Due(r, now) || now.Before(known[r.ID]) {
 			continue
 		}
-		if _, linked := n.c.Session(r.Ref()); linked {
+		if n.c.Linked(r.ID) {
 			known[r.ID] = now.Add(min(renewRetry, lifeOf(*r.Current)/12))
 			due = append(due, r)
 		}
@@ -119,11 +119,7 @@ func (n *Renewer) Renew(ctx context.Context, r roster.Runner) error {
 	ctx, cancel := context.WithTimeout(ctx, renewTimeout)
 	defer cancel()
 	e := n.c.Enroller
-	session, linked := n.c.Session(r.Ref())
-	if !linked {
-		return schemas.ErrRunnerOffline(r.Name, "not connected")
-	}
-	reply, err := n.order(ctx, r, session, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Renew{Renew: &runbusv1.RenewOrder{}}})
+	reply, err := n.order(ctx, r, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Renew{Renew: &runbusv1.RenewOrder{}}})
 	if err != nil {
 		return fmt.Errorf("ask for a certificate request: %w", err)
 	}
@@ -143,7 +139,7 @@ func (n *Renewer) Renew(ctx context.Context, r roster.Runner) error {
 		return fmt.Errorf("record the next certificate: %w", err)
 	}
 	e.c.Step("next recorded")
-	reply, err = n.order(ctx, r, session, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Install{
+	reply, err = n.order(ctx, r, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Install{
 		Install: &runbusv1.InstallCertificateOrder{CertificatePem: chain},
 	}})
 	if err != nil {
@@ -159,8 +155,8 @@ func (n *Renewer) Renew(ctx context.Context, r roster.Runner) error {
 }
 
 // order sends an order; what the runner could not carry out is an error.
-func (n *Renewer) order(ctx context.Context, r roster.Runner, session string, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error) {
-	reply, err := n.c.Order(ctx, r.Ref(), session, order)
+func (n *Renewer) order(ctx context.Context, r roster.Runner, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error) {
+	reply, err := n.c.Order(ctx, r.Ref(), order)
 	if err != nil {
 		return nil, err
 	}
