@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/bustest"
@@ -64,16 +65,18 @@ type loop struct {
 	replica   *bus.Conn
 	senders   *bus.Senders
 	receivers *bus.Receivers
-	works     chan *nats.Msg
+	works     chan *runbusv1.RunnerWorkAssignment
 	working   sync.WaitGroup
 	failed    chan error
+
+	delivering sync.WaitGroup
 }
 
 func newLoop(b *testing.B, server *bustest.Bus, stream bool) *loop {
 	b.Helper()
 	l := &loop{
-		stream: stream, works: make(chan *nats.Msg, 1024), failed: make(chan error, 1),
-		runner:  bus.NewConn(server.RunnerConn(b, edge, nats.ReconnectBufSize(-1))),
+		stream: stream, works: make(chan *runbusv1.RunnerWorkAssignment, 1024), failed: make(chan error, 1),
+		runner:  bus.NewConn(server.RunnerConn(b, edge, nats.ReconnectBufSize(-1), nats.WriteBufferSize(1))),
 		replica: bus.NewConn(server.Conn(b, embedded.UserDispatch)),
 	}
 	var err error
@@ -83,17 +86,14 @@ func newLoop(b *testing.B, server *bustest.Bus, stream bool) *loop {
 	if l.receivers, err = bus.NewReceivers(l.replica); err != nil {
 		b.Fatal(err)
 	}
-	if _, err := l.runner.Subscribe(schemas.WorkSubject(edge, session), func(msg *nats.Msg) { l.works <- msg }); err != nil {
+	if _, err := l.runner.Subscribe(schemas.WorkSubject(edge, session), l.assigned); err != nil {
 		b.Fatal(err)
 	}
 	for range 64 {
 		l.working.Go(func() {
-			for msg := range l.works {
-				if err := l.work(msg); err != nil {
-					select {
-					case l.failed <- err:
-					default:
-					}
+			for a := range l.works {
+				if err := l.work(a); err != nil {
+					l.fail(err)
 				}
 			}
 		})
@@ -110,6 +110,7 @@ func (l *loop) close(b *testing.B) {
 	b.Helper()
 	close(l.works) // every dispatch has its result, so no more will come
 	l.working.Wait()
+	l.delivering.Wait()
 	if err := l.senders.Close(); err != nil {
 		b.Error(err)
 	}
@@ -127,12 +128,14 @@ func (l *loop) close(b *testing.B) {
 
 var rows = make([]byte, 1000)
 
-// work is the runner's part.
-func (l *loop) work(msg *nats.Msg) error {
-	a := &runbusv1.RunnerWorkAssignment{}
-	if err := bus.Decode(msg, a); err != nil {
-		return err
+func (l *loop) assigned(msg *nats.Msg) {
+	if err := bus.Assignments(msg, func(a *runbusv1.RunnerWorkAssignment, _ bus.Trace) { l.works <- a }); err != nil {
+		l.fail(err)
 	}
+}
+
+// work is the runner's part.
+func (l *loop) work(a *runbusv1.RunnerWorkAssignment) error {
 	frames := []bus.Frame{
 		&runbusv1.RunnerWorkAccepted{DispatchId: a.DispatchId, Session: session, Seq: 1},
 		&runbusv1.RunnerWorkChunk{DispatchId: a.DispatchId, Session: session, Seq: 2, ArrowIpc: rows},
@@ -152,13 +155,41 @@ func (l *loop) work(msg *nats.Msg) error {
 	defer cancel()
 	s := l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
 	s.Bundle()
-	defer s.Close()
-	for _, f := range frames {
+	if a.GetTogether() {
+		s.Together()
+	}
+	for _, f := range frames[:2] {
 		if err := s.Send(ctx, f); err != nil {
 			return err
 		}
 	}
-	return s.Drain(ctx)
+	l.delivering.Add(1)
+	s.Deliver(&runbusv1.RunnerWorkResult{Started: true}, func(err error) {
+		if err != nil {
+			l.fail(err)
+		}
+		l.delivering.Done()
+	})
+	return nil
+}
+
+func (l *loop) fail(err error) {
+	select {
+	case l.failed <- err:
+	default:
+	}
+}
+
+// assign sends the assignment.
+func (l *loop) assign(r *bus.Receiver, a *runbusv1.RunnerWorkAssignment) error {
+	if !l.stream {
+		return l.replica.PublishWithReply(schemas.WorkSubject(edge, session), r.ReplySubject(), a)
+	}
+	body, err := proto.Marshal(a)
+	if err != nil {
+		return err
+	}
+	return r.Assign(bus.Trace{}, true, body)
 }
 
 // dispatch is the replica's part.
@@ -166,7 +197,7 @@ func (l *loop) dispatch(ctx context.Context, id string) error {
 	r := l.receivers.Open(edge, session, id, 0)
 	defer r.Close()
 	a := &runbusv1.RunnerWorkAssignment{DispatchId: id, Session: session, Replica: l.receivers.Replica(), WindowBytes: r.Window()}
-	if err := l.replica.PublishWithReply(schemas.WorkSubject(edge, session), r.ReplySubject(), a); err != nil {
+	if err := l.assign(r, a); err != nil {
 		return err
 	}
 	for {

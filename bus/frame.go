@@ -1,8 +1,6 @@
 package bus
 
 import (
-	"slices"
-
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
@@ -37,33 +35,6 @@ func stamp(f Frame, dispatch, session string, seq uint64) error {
 	return nil
 }
 
-// decodeFrame reads a frame from the kind of subject on which its type may come: chunks on data, the others on ctl.
-func decodeFrame(msg *nats.Msg, kind schemas.Kind) (Frame, error) {
-	var f Frame
-	switch TypeOf(msg) {
-	case "RunnerWorkAccepted":
-		f = &runbusv1.RunnerWorkAccepted{}
-	case "RunnerWorkProgress":
-		f = &runbusv1.RunnerWorkProgress{}
-	case "RunnerWorkChunk":
-		f = &runbusv1.RunnerWorkChunk{}
-	case "RunnerWorkResult":
-		f = &runbusv1.RunnerWorkResult{}
-	default:
-		return nil, schemas.Errorf(schemas.CodeInvalid, "%q is not a frame of a result", clip(TypeOf(msg)))
-	}
-	if want := frameKind(f); kind != want {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", shortName(f))
-	}
-	if err := Decode(msg, f); err != nil {
-		return nil, err
-	}
-	if err := checkFrame(f); err != nil {
-		return nil, err
-	}
-	return f, nil
-}
-
 // frameKind is the kind of subject a frame travels on.
 func frameKind(f Frame) schemas.Kind {
 	if _, ok := f.(*runbusv1.RunnerWorkChunk); ok {
@@ -78,12 +49,13 @@ func chunkBytes(f Frame) int64 {
 	return int64(len(c.GetArrowIpc()))
 }
 
-// frameHeaders are the envelopes of frames and bundles. Nobody changes them, so each is there once.
+// frameHeaders are the envelopes of frames, bundles and assignments. Nobody changes them, so each is there once.
 var frameHeaders = func() map[string]nats.Header {
 	headers := make(map[string]nats.Header)
 	for _, m := range []proto.Message{
 		(*runbusv1.RunnerWorkAccepted)(nil), (*runbusv1.RunnerWorkProgress)(nil), (*runbusv1.RunnerWorkChunk)(nil),
 		(*runbusv1.RunnerWorkResult)(nil), (*runbusv1.RunnerWorkFrames)(nil), (*runbusv1.RunnerWorkCredits)(nil), (*runbusv1.RunnerWorkCredit)(nil),
+		(*runbusv1.RunnerWorkAssignment)(nil), (*runbusv1.RunnerWorkAssignments)(nil),
 	} {
 		name := shortName(m)
 		headers[name] = nats.Header{HeaderType: {name}, HeaderContentType: {ContentType}}
@@ -91,53 +63,100 @@ var frameHeaders = func() map[string]nats.Header {
 	return headers
 }()
 
-// newFrame is NewMsg for a frame.
-func newFrame(subject string, f Frame) (*nats.Msg, error) {
-	body, err := proto.Marshal(f)
-	if err != nil {
-		return nil, schemas.Wrap(schemas.CodeInvalid, err, "a frame can't be encoded")
-	}
-	if len(body) > MaxPayload-headerRoom {
-		return nil, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), len(body), MaxPayload-headerRoom)
-	}
-	return &nats.Msg{Subject: subject, Header: frameHeaders[shortName(f)], Data: body}, nil
+// encoded is one frame as it is kept and sent: an entry of RunnerWorkFrames, whose tail is the frame by itself.
+type encoded struct {
+	entry []byte
+	body  int32 // where in entry the frame begins
+	field protowire.Number
 }
 
-// Numbers of the fields of RunnerWorkFrames, RunnerWorkFrame and RunnerWorkCredits.
-const (
-	framesField                                           = 163
-	acceptedField, progressField, chunkField, resultField = 164, 165, 166, 167
-	creditsField                                          = 168
-)
+// size is that of the entry.
+func (e encoded) size() int { return len(e.entry) }
+
+// entryRoom is what the tags and lengths around a frame take at most.
+const entryRoom = 12
+
+// encodeFrame encodes a frame. One that does not fit into a message is an error of CodeLimit.
+func encodeFrame(f Frame) (encoded, error) {
+	buf, err := appendFrame(make([]byte, entryRoom, entryRoom+160+chunkBytes(f)), f)
+	if err != nil {
+		return encoded{}, schemas.Wrap(schemas.CodeInvalid, err, "a frame can't be encoded")
+	}
+	size := len(buf) - entryRoom
+	if size > MaxPayload-headerRoom {
+		return encoded{}, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), size, MaxPayload-headerRoom)
+	}
+	e := encoded{field: fieldOf(f)}
+	var room [entryRoom]byte
+	head := protowire.AppendTag(room[:0], framesNumber, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(protowire.SizeTag(e.field)+protowire.SizeBytes(size)))
+	head = protowire.AppendTag(head, e.field, protowire.BytesType)
+	head = protowire.AppendVarint(head, uint64(size))
+	e.entry, e.body = buf[entryRoom-len(head):], int32(len(head))
+	copy(e.entry, head)
+	return e, nil
+}
+
+// fieldOf is the number of a frame's field in RunnerWorkFrame.
+func fieldOf(f Frame) protowire.Number {
+	switch f.(type) {
+	case *runbusv1.RunnerWorkAccepted:
+		return acceptedNumber
+	case *runbusv1.RunnerWorkProgress:
+		return progressNumber
+	case *runbusv1.RunnerWorkChunk:
+		return chunkNumber
+	}
+	return resultNum
+}
+
+// frameNames are the types of frames, by their field in RunnerWorkFrame.
+var frameNames = map[protowire.Number]string{
+	acceptedNumber: "RunnerWorkAccepted", progressNumber: "RunnerWorkProgress", chunkNumber: "RunnerWorkChunk", resultNum: "RunnerWorkResult",
+}
+
+// fieldNamed is the number of the field for frames of a type, 0 for any other type.
+func fieldNamed(name string) protowire.Number {
+	for number, n := range frameNames {
+		if n == name {
+			return number
+		}
+	}
+	return 0
+}
 
 // bundleBytes is the most that frames in one bundle have together: larger ones gain nothing by it.
 const bundleBytes = 64 << 10
 
-// bundle puts frames of one dispatch, encoded, into one message. Its body begins at the beginning of memory, if that is large enough.
-func bundle(ctl, data string, frames []*nats.Msg, memory []byte) *nats.Msg {
-	size := 0
-	subject := ctl
+// framesName is the type of bundles.
+const framesName = "RunnerWorkFrames"
+
+// message puts frames of one stream into one message. The body of a bundle begins at the beginning of memory, if that is large
+// enough.
+func message(s *Sender, frames []encoded, memory []byte) *nats.Msg {
+	subject := s.ctl
 	for _, f := range frames {
-		size += len(f.Data) + 16
-	}
-	body := slices.Grow(memory[:0], size)
-	for _, f := range frames {
-		field := protowire.Number(progressField)
-		switch TypeOf(f) {
-		case "RunnerWorkAccepted":
-			field = acceptedField
-		case "RunnerWorkChunk":
-			field, subject = chunkField, data
-		case "RunnerWorkResult":
-			field = resultField
+		if f.field == chunkNumber {
+			subject = s.data
 		}
-		inner := protowire.SizeTag(field) + protowire.SizeBytes(len(f.Data))
-		body = protowire.AppendTag(body, framesField, protowire.BytesType)
-		body = protowire.AppendVarint(body, uint64(inner))
-		body = protowire.AppendTag(body, field, protowire.BytesType)
-		body = protowire.AppendBytes(body, f.Data)
 	}
-	return &nats.Msg{Subject: subject, Header: frameHeaders["RunnerWorkFrames"], Data: body}
+	if len(frames) == 1 {
+		f := frames[0]
+		return &nats.Msg{Subject: subject(), Header: frameHeaders[frameNames[f.field]], Data: f.entry[f.body:]}
+	}
+	body := memory[:0]
+	for _, f := range frames {
+		body = append(body, f.entry...)
+	}
+	return &nats.Msg{Subject: subject(), Header: frameHeaders[framesName], Data: body}
+}
+
+// alone takes the only frame out of the body of a bundle: header and body of its own message.
+func alone(body []byte) (nats.Header, []byte) {
+	one, _, _ := field(body, framesNumber) // of our own making
+	number, _, _ := protowire.ConsumeTag(one)
+	frame, _, _ := field(one, number)
+	return frameHeaders[frameNames[number]], frame
 }
 
 // sizedFrame is a frame and the bytes that it was encoded in.
@@ -146,39 +165,38 @@ type sizedFrame struct {
 	size  int64
 }
 
-// decodeFrames reads what came on a subject of kind: one frame, or a bundle. All frames of a bundle are valid, or it is not.
+// decodeFrames reads what came on a subject of kind: one frame, or a bundle. All frames of a bundle are valid, or it is not. The
+// frames of a bundle may share the memory of msg if it is mostly one of them.
 func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedFrame, error) {
-	if TypeOf(msg) != "RunnerWorkFrames" {
-		f, err := decodeFrame(msg, kind)
+	name := TypeOf(msg)
+	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has content type %q, not %s", clip(name), clip(ct), ContentType)
+	}
+	if len(msg.Data) > MaxPayload {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has %d bytes, over the %d of the bus", clip(name), len(msg.Data), MaxPayload)
+	}
+	var known names
+	if name != framesName {
+		number := fieldNamed(name)
+		if number == 0 {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "%q is not a frame of a result", clip(name))
+		}
+		if (number == chunkNumber) != (kind == schemas.KindResultData) {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", name)
+		}
+		f, err := known.readFrame(number, msg.Data, len(msg.Data))
 		if err != nil {
 			return nil, err
 		}
 		return append(into, sizedFrame{f, int64(len(msg.Data))}), nil
 	}
-	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the RunnerWorkFrames has content type %q, not %s", clip(ct), ContentType)
-	}
-	// Read by hand: protobuf's own reader would make two more objects of each frame, and forget how large it was.
 	for body := msg.Data; len(body) > 0; {
-		one, rest, err := field(body, framesField)
+		one, rest, err := field(body, framesNumber)
 		if err != nil {
 			return nil, err
 		}
 		body = rest
-		var f Frame
 		number, _, _ := protowire.ConsumeTag(one)
-		switch number {
-		case acceptedField:
-			f = &runbusv1.RunnerWorkAccepted{}
-		case progressField:
-			f = &runbusv1.RunnerWorkProgress{}
-		case chunkField:
-			f = &runbusv1.RunnerWorkChunk{}
-		case resultField:
-			f = &runbusv1.RunnerWorkResult{}
-		default:
-			return nil, errNoFrame()
-		}
 		encoded, rest, err := field(one, number)
 		if err != nil {
 			return nil, err
@@ -186,13 +204,11 @@ func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedF
 		if len(rest) > 0 {
 			return nil, errNoFrame()
 		}
-		if frameKind(f) == schemas.KindResultData && kind != schemas.KindResultData {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", shortName(f))
+		if number == chunkNumber && kind != schemas.KindResultData {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a chunk came on a subject for others")
 		}
-		if err := unmarshal("RunnerWorkFrames", encoded, f); err != nil {
-			return nil, err
-		}
-		if err := checkFrame(f); err != nil {
+		f, err := known.readFrame(number, encoded, len(msg.Data))
+		if err != nil {
 			return nil, err
 		}
 		into = append(into, sizedFrame{f, int64(len(encoded))})

@@ -21,6 +21,7 @@ const (
 type inbox struct {
 	window   int64       // bytes the runner may have under way
 	queue    []heldFrame // frames consumed+1 … last
+	few      [4]heldFrame
 	consumed uint64
 	handed   uint64 // given out by next; consumed ≤ handed ≤ last
 	last     uint64 // received in order
@@ -57,8 +58,12 @@ const (
 	overrun           // over what a stream may hold, or after the result
 )
 
-// newInbox begins a stream whose assignment says told bytes, and which is to have window.
-func newInbox(window, told int64) *inbox { return &inbox{window: window, limit: told} }
+// init begins a stream whose assignment says told bytes, and which is to have window. few is the first memory of queue, so in
+// stays where it is.
+func (in *inbox) init(window, told int64) {
+	in.window, in.limit = window, told
+	in.queue = in.few[:0]
+}
 
 // offer takes the next frame in, or drops it and says why. A gap asks for a resend at once if none was asked lately.
 func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
@@ -178,10 +183,10 @@ func (in *inbox) look(now time.Time, t timing) {
 	}
 }
 
-// credit is the credit that is due, nil if none is.
-func (in *inbox) credit(now time.Time) *runbusv1.RunnerWorkCredit {
+// credit is the credit that is due, false if none is.
+func (in *inbox) credit(now time.Time) (credit, bool) {
 	if !in.due {
-		return nil
+		return credit{}, false
 	}
 	// What was acknowledged once stays so, though it is not consumed: the runner has dropped it.
 	ack, position := in.consumed, in.used
@@ -196,15 +201,11 @@ func (in *inbox) credit(now time.Time) *runbusv1.RunnerWorkCredit {
 		ack++
 		position += h.bytes
 	}
-	c := &runbusv1.RunnerWorkCredit{
-		Acknowledged: ack,
-		WindowBytes:  max(in.used+in.window-position, 0),
-		Resend:       in.resend,
-	}
+	c := credit{acknowledged: ack, window: max(in.used+in.window-position, 0), resend: in.resend}
 	in.acked, in.limit = ack, in.used+in.window
 	in.due, in.resend, in.heldOnly, in.small = false, false, false, 0
 	in.creditedAt = now
-	return c
+	return c, true
 }
 
 // resize changes the window. A smaller one makes a credit due if the runner may believe in more.

@@ -3,8 +3,6 @@ package bus
 import (
 	"time"
 
-	"github.com/nats-io/nats.go"
-
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -22,9 +20,10 @@ const mostProgress = 4
 // window. It is not safe for concurrent use.
 type outbox struct {
 	frames   []outFrame // numbers acked+1 … last
-	acked    uint64     // the replica has everything up to here
-	last     uint64     // highest number given out
-	cursor   uint64     // next number to publish; acked < cursor ≤ last+1
+	few      [4]outFrame
+	acked    uint64 // the replica has everything up to here
+	last     uint64 // highest number given out
+	cursor   uint64 // next number to publish; acked < cursor ≤ last+1
 	window   int64
 	held     int64 // chunk bytes in frames
 	progress int   // progress frames in frames
@@ -41,13 +40,16 @@ type outbox struct {
 }
 
 type outFrame struct {
-	msg      *nats.Msg
+	encoded
+
 	bytes    int64 // of the chunk; 0 for others
 	progress bool
 }
 
-func newOutbox(window int64, now time.Time) *outbox {
-	return &outbox{window: clampWindow(window), cursor: 1, heardAt: now, movedAt: now}
+// init begins a stream; few is the first memory of frames, so o stays where it is.
+func (o *outbox) init(window int64, now time.Time) {
+	o.window, o.cursor, o.heardAt, o.movedAt = clampWindow(window), 1, now, now
+	o.frames = o.few[:0]
 }
 
 // clampWindow makes a usable initial window of what an assignment says.
@@ -88,14 +90,14 @@ func (o *outbox) push(f outFrame, now time.Time) {
 	}
 }
 
-// take is the next frame to publish, nil if none is to go out now. The epoch goes to failed if the publish fails.
-func (o *outbox) take() (msg *nats.Msg, seq, epoch uint64) {
+// take is the next frame to publish, false if none is to go out now. The epoch goes to failed if the publish fails.
+func (o *outbox) take() (f encoded, seq, epoch uint64, ok bool) {
 	if !o.ready() {
-		return nil, 0, 0
+		return encoded{}, 0, 0, false
 	}
 	seq = o.cursor
 	o.cursor++
-	return o.frames[seq-o.acked-1].msg, seq, o.epoch
+	return o.frames[seq-o.acked-1].encoded, seq, o.epoch, true
 }
 
 // ready reports whether take would give a frame.
@@ -106,7 +108,7 @@ func (o *outbox) peek() int {
 	if !o.ready() {
 		return 0
 	}
-	return len(o.frames[o.cursor-o.acked-1].msg.Data)
+	return o.frames[o.cursor-o.acked-1].size()
 }
 
 // failed says that the link did not take frame seq and those after it. They stay, and go out again after resume.
@@ -153,12 +155,12 @@ func (o *outbox) sent() uint64 {
 }
 
 // credit takes an acknowledgement in. It reports whether the credit was one of this stream.
-func (o *outbox) credit(c *runbusv1.RunnerWorkCredit, now time.Time) bool {
-	if c.GetAcknowledged() > o.last {
+func (o *outbox) credit(c credit, now time.Time) bool {
+	if c.acknowledged > o.last {
 		return false // of frames that were never sent: not from a receiver of this stream
 	}
 	o.heardAt = now
-	if n := c.GetAcknowledged(); n > o.acked {
+	if n := c.acknowledged; n > o.acked {
 		for _, f := range o.frames[:n-o.acked] {
 			o.held -= f.bytes
 			if f.progress {
@@ -172,10 +174,10 @@ func (o *outbox) credit(c *runbusv1.RunnerWorkCredit, now time.Time) bool {
 		o.movedAt = now
 		o.cursor = max(o.cursor, n+1)
 	}
-	if c.GetAcknowledged() == o.acked { // an older credit's window is no longer true
-		o.window = min(max(c.GetWindowBytes(), 0), MaxWindow)
+	if c.acknowledged == o.acked { // an older credit's window is no longer true
+		o.window = min(max(c.window, 0), MaxWindow)
 	}
-	if c.GetResend() || o.resuming || o.stalled {
+	if c.resend || o.resuming || o.stalled {
 		o.epoch++
 		o.cursor = o.acked + 1
 		o.resuming, o.stalled = false, false

@@ -24,9 +24,10 @@ type Receiver struct {
 	queued bool // guarded by all.mu: it is in all.ready or all.lazy
 
 	mu      sync.Mutex
-	in      *inbox
-	bundles bool // the runner sends bundles, so it reads RunnerWorkCredits
-	nobody  bool // the assignment reached nobody
+	in      inbox
+	bundles bool   // the runner sends bundles, so it reads RunnerWorkCredits
+	batch   uint64 // number of the message in which the assignment left with others; 0 for alone
+	nobody  bool   // the assignment reached nobody
 	err     error
 }
 
@@ -106,13 +107,14 @@ func (r *Receiver) Close() {
 
 // fail ends the stream. It returns the credit for what was received and not acknowledged yet, nil if there is nothing; its
 // window is shut.
-func (r *Receiver) fail(err error) (last *runbusv1.RunnerWorkCredit) {
+func (r *Receiver) fail(err error) (last *credit) {
 	r.mu.Lock()
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
-			last = &runbusv1.RunnerWorkCredit{DispatchId: r.dispatch, Session: r.session, Acknowledged: r.in.last}
+			last = &credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}
 		}
+		clear(r.in.queue)
 		r.in.queue = nil
 	}
 	r.mu.Unlock()
@@ -130,16 +132,21 @@ func (r *Receiver) nudge() {
 	}
 }
 
+// nobodyHeard notes that the assignment reached nobody, unless a frame shows that it did.
+func (r *Receiver) nobodyHeard() {
+	r.mu.Lock()
+	r.nobody = r.in.last == 0
+	r.mu.Unlock()
+	r.nudge()
+}
+
 // receive takes one message of the dispatch in. It runs in the subscription's callback, so it publishes nothing.
 func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropReason) {
 	if subject.Ref != r.ref {
 		return DropForeign
 	}
 	if subject.Kind == schemas.KindResultCtl && isNoResponders(msg) {
-		r.mu.Lock()
-		r.nobody = r.in.last == 0
-		r.mu.Unlock()
-		r.nudge()
+		r.nobodyHeard()
 		return ""
 	}
 	if subject.Kind == schemas.KindResultCtl && TypeOf(msg) == "RunnerWorkResume" {
@@ -150,12 +157,18 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 	if err != nil {
 		return DropInvalid
 	}
+	bundled := TypeOf(msg) == framesName
+	return r.take(frames, time.Now(), bundled, bundled && len(frames) > 1 && subject.Kind == schemas.KindResultData)
+}
+
+// take takes frames in that came together on the subjects of the stream's runner. Those that ops could not see are told to it.
+func (r *Receiver) take(frames []sizedFrame, now time.Time, bundled, hidden bool) (reason DropReason) {
 	for _, f := range frames {
 		if reason := r.belongs(f.frame.GetDispatchId(), f.frame.GetSession()); reason != "" {
 			return reason
 		}
 	}
-	if r.all.bundled != nil && len(frames) > 1 && subject.Kind == schemas.KindResultData {
+	if hidden && r.all.bundled != nil {
 		for _, f := range frames {
 			if frameKind(f.frame) == schemas.KindResultCtl {
 				r.all.bundled(r.ReplySubject(), f.frame)
@@ -167,8 +180,8 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 		r.mu.Unlock()
 		return DropLate
 	}
-	r.bundles = r.bundles || TypeOf(msg) == "RunnerWorkFrames"
-	now, some := time.Now(), false
+	r.bundles = r.bundles || bundled
+	some := false
 	for _, f := range frames {
 		switch r.in.offerSized(f, now, r.all.timing) {
 		case taken:
@@ -222,17 +235,16 @@ func (r *Receiver) belongs(dispatch, session string) DropReason {
 	return ""
 }
 
-// credit is the credit that is due now, nil if none is.
-func (r *Receiver) credit(now time.Time) (c *runbusv1.RunnerWorkCredit, bundles bool) {
+// credit is the credit that is due now, false if none is.
+func (r *Receiver) credit(now time.Time) (c credit, bundles, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
-		return nil, false
+		return credit{}, false, false
 	}
-	if c = r.in.credit(now); c != nil {
-		c.DispatchId, c.Session = r.dispatch, r.session
-	}
-	return c, r.bundles
+	c, ok = r.in.credit(now)
+	c.dispatch, c.session = r.dispatch, r.session
+	return c, r.bundles, ok
 }
 
 // look reports whether time has made a credit due.

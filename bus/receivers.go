@@ -8,13 +8,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/schemas"
-	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // DropReason is why a message of a runner was dropped.
@@ -53,6 +53,9 @@ type Receivers struct {
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due
 	lingers *time.Timer   // over: credits that may wait a little are due
+	frames  []sizedFrame  // memory of the results' callback
+	waits   atomic.Int32  // streams that are open
+	assigner
 	stop    chan struct{}
 	stopped chan struct{}
 
@@ -60,10 +63,11 @@ type Receivers struct {
 	open    map[string]*Receiver // by dispatch
 	ready   []*Receiver          // with a credit that is due
 	buried  tombstones
-	owed    map[string]owedCredit // by dispatch: acknowledgements of closed dispatches
-	nowait  bool                  // what is ready or owed goes out now
-	pending bool                  // lingers runs
-	waiting map[string]*waiter    // by order id
+	owed    []owedCredit       // acknowledgements of closed dispatches
+	memory  []byte             // for credits that go out together; belongs to the writer
+	nowait  bool               // what is ready or owed goes out now
+	pending bool               // lingers runs
+	waiting map[string]*waiter // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
 	closed  bool
@@ -71,7 +75,7 @@ type Receivers struct {
 
 type owedCredit struct {
 	ref     schemas.RunnerRef
-	credit  *runbusv1.RunnerWorkCredit
+	credit  credit
 	bundles bool // the runner reads RunnerWorkCredits
 }
 
@@ -80,7 +84,7 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 	r := &Receivers{
 		conn: c, replica: schemas.NewID(), timing: newTiming(options),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
-		open: make(map[string]*Receiver), owed: make(map[string]owedCredit), waiting: make(map[string]*waiter),
+		open: make(map[string]*Receiver), waiting: make(map[string]*waiter),
 		dropped: make(map[DropReason]uint64), slots: fullSlots, lingers: time.NewTimer(time.Hour),
 	}
 	r.lingers.Stop()
@@ -114,12 +118,14 @@ func (r *Receivers) Open(ref schemas.RunnerRef, session, dispatch string, window
 	if r.closed {
 		one.err = ErrClosed
 	} else {
+		if before == nil {
+			r.waits.Add(1)
+		}
 		r.open[dispatch] = one
 		r.buried.remove(dispatch)
-		delete(r.owed, dispatch)
 	}
 	window, resized := r.share()
-	one.in = newInbox(min(most, window), most)
+	one.in.init(min(most, window), most)
 	r.mu.Unlock()
 	if before != nil {
 		before.fail(ErrClosed)
@@ -185,17 +191,18 @@ func (r *Receivers) share() (window int64, changed bool) {
 }
 
 // forget takes a stream out, remembers its dispatch, and sends its last credit, if any.
-func (r *Receivers) forget(one *Receiver, last *runbusv1.RunnerWorkCredit) {
+func (r *Receivers) forget(one *Receiver, last *credit) {
 	r.mu.Lock()
 	if r.open[one.dispatch] != one {
 		r.mu.Unlock()
 		return
 	}
 	if last != nil {
-		r.owed[one.dispatch] = owedCredit{one.ref, last, one.bundles}
+		r.owed = append(r.owed, owedCredit{one.ref, *last, one.bundles})
 		r.schedule(!one.bundles)
 	}
 	delete(r.open, one.dispatch)
+	r.waits.Add(-1)
 	r.buried.add(one.dispatch, tombstone{ref: one.ref, session: one.session, at: time.Now()})
 	window, resized := r.share()
 	r.mu.Unlock()
@@ -233,86 +240,6 @@ func (r *Receivers) schedule(urgent bool) {
 	}
 }
 
-// result runs in the subscription's callback: it publishes nothing.
-func (r *Receivers) result(msg *nats.Msg) {
-	subject, err := schemas.Parse(msg.Subject)
-	if err != nil {
-		r.drop(DropInvalid)
-		return
-	}
-	r.mu.Lock()
-	one := r.open[subject.Dispatch]
-	r.mu.Unlock()
-	reason := DropLate
-	if one != nil {
-		reason = one.receive(msg, subject)
-	}
-	if reason == DropLate {
-		reason = r.late(msg, subject)
-	}
-	if reason != "" {
-		r.drop(reason)
-	}
-}
-
-// late looks at a message of a dispatch that is not open. What its runner keeps until it is acknowledged is acknowledged: the
-// result, and whatever a resume speaks of. The window stays shut, so that a work that still runs ends as orphaned.
-func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
-	if isNoResponders(msg) {
-		return ""
-	}
-	r.mu.Lock()
-	stone, known := r.buried.get(subject.Dispatch)
-	r.mu.Unlock()
-	switch {
-	case !known:
-		return DropUnknown
-	case stone.ref != subject.Ref:
-		return DropForeign
-	}
-	var acknowledged uint64
-	var session string
-	reason := DropLate
-	switch TypeOf(msg) {
-	case "RunnerWorkResume":
-		m := &runbusv1.RunnerWorkResume{}
-		if Decode(msg, m) != nil {
-			return DropInvalid
-		}
-		acknowledged, session, reason = m.GetSent(), m.GetSession(), ""
-	case "RunnerWorkResult":
-		m := &runbusv1.RunnerWorkResult{}
-		if Decode(msg, m) != nil {
-			return DropInvalid
-		}
-		acknowledged, session = m.GetSeq(), m.GetSession()
-	case "RunnerWorkFrames":
-		frames, err := decodeFrames(msg, subject.Kind, nil)
-		if err != nil {
-			return DropInvalid
-		}
-		if len(frames) == 0 {
-			return DropLate
-		}
-		last := frames[len(frames)-1].frame
-		if _, final := last.(*runbusv1.RunnerWorkResult); !final {
-			return DropLate
-		}
-		acknowledged, session = last.GetSeq(), last.GetSession()
-	default:
-		return DropLate
-	}
-	if session != stone.session {
-		return DropSession
-	}
-	credit := &runbusv1.RunnerWorkCredit{DispatchId: subject.Dispatch, Session: session, Acknowledged: acknowledged}
-	r.mu.Lock()
-	r.owed[subject.Dispatch] = owedCredit{ref: subject.Ref, credit: credit}
-	r.schedule(true)
-	r.mu.Unlock()
-	return reason
-}
-
 // write is the one goroutine that publishes credit. A credit that the link does not take is not kept: the runner asks
 // (resume) or the next keepalive says the same.
 func (r *Receivers) write() {
@@ -328,6 +255,7 @@ func (r *Receivers) write() {
 			stop = true // after what is owed
 		case <-r.wake:
 			runtime.Gosched() // one turn for others who are about to consume: one write for all
+			r.assignLeft()
 		case <-r.lingers.C:
 		case now := <-tick.C:
 			for _, one := range r.streams() {
@@ -342,16 +270,15 @@ func (r *Receivers) write() {
 		for _, one := range due {
 			one.queued = false
 		}
-		for _, o := range r.owed {
-			batch = append(batch, o)
-		}
+		batch = append(batch, r.owed...)
 		clear(r.owed)
+		r.owed = r.owed[:0]
 		r.nowait, r.pending = false, false
 		r.lingers.Stop()
 		r.buried.expire(now.Add(-r.timing.tombstone))
 		r.mu.Unlock()
 		for _, one := range due {
-			if c, bundles := one.credit(now); c != nil {
+			if c, bundles, ok := one.credit(now); ok {
 				batch = append(batch, owedCredit{one.ref, c, bundles})
 			}
 		}
@@ -382,17 +309,16 @@ func (r *Receivers) send(batch []owedCredit) {
 			n++
 		}
 		if n == 1 {
-			_ = r.conn.Publish(schemas.CreditSubject(batch[0].ref, batch[0].credit.GetDispatchId()), batch[0].credit)
+			_ = r.conn.Publish(schemas.CreditSubject(batch[0].ref, batch[0].credit.dispatch), batch[0].credit.message())
 		} else {
-			m := &runbusv1.RunnerWorkCredits{Credits: make([]*runbusv1.RunnerWorkCredit, n)}
-			for i := range n {
-				m.Credits[i] = batch[i].credit
+			r.memory = r.memory[:0]
+			for _, o := range batch[:n] {
+				r.memory = appendCredit(r.memory, o.credit)
 			}
-			_ = r.conn.Publish(schemas.CreditSubject(batch[0].ref, creditsTogether), m)
+			_ = r.conn.publish(&nats.Msg{
+				Subject: schemas.CreditSubject(batch[0].ref, together), Header: frameHeaders["RunnerWorkCredits"], Data: r.memory,
+			})
 		}
 		batch = batch[n:]
 	}
 }
-
-// creditsTogether is in the place of the dispatch on the subject of RunnerWorkCredits.
-const creditsTogether = "all"

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/schemas"
@@ -18,21 +17,28 @@ import (
 type Sender struct {
 	all               *Senders
 	dispatch, session string
-	ctl, data         string // subjects
-	bad               error  // the ids don't make a subject
-	orphaned          chan struct{}
+	replica           string
+	bad               error // the ids don't make a subject
 
 	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy
 
 	mu       sync.Mutex
-	out      *outbox
+	out      outbox
 	bundles  bool          // the replica reads RunnerWorkFrames
+	together bool          // …with frames of several dispatches
 	trace    Trace         // on what is sent but plain chunks and progress
 	err      error         // why nothing can be sent any more
+	working  bool          // counted in all.working
 	changed  chan struct{} // closed at the next credit; nil when nobody waits for it
-	silent   bool          // orphaned is closed
+	ended    func(error)   // see Deliver
+	silent   bool          // the replica is
 	onSilent func()        // called then
+	orphaned chan struct{} // closed then; nil until somebody asks for it
 }
+
+// ctl and data are the subjects of the stream.
+func (s *Sender) ctl() string  { return schemas.ResultCtlSubject(s.all.ref, s.replica, s.dispatch) }
+func (s *Sender) data() string { return schemas.ResultDataSubject(s.all.ref, s.replica, s.dispatch) }
 
 // Bundle lets small frames leave several to a message, within a millisecond. The replica must read RunnerWorkFrames
 // (RunnerWorkAssignment.bundles).
@@ -40,6 +46,14 @@ func (s *Sender) Bundle() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.bundles = true
+}
+
+// Together lets small frames leave in one message with those of other dispatches. The replica must read that
+// (RunnerWorkAssignment.together).
+func (s *Sender) Together() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.together = true
 }
 
 // Trace has the answers of the dispatch carry a trace context: messages with the acceptance or the result, but no plain chunk.
@@ -89,6 +103,26 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 	return nil
 }
 
+// Deliver is Send for the result, with Drain and Close after it, but it doesn't wait: ended is called, exactly once, with nil when
+// the replica has acknowledged everything, with an error when it never will. The stream is closed then. ended must not block; it
+// runs on whatever goroutine finds out, before Deliver returns if that is soon.
+func (s *Sender) Deliver(result *runbusv1.RunnerWorkResult, ended func(error)) {
+	err := s.bad
+	if err == nil {
+		s.mu.Lock()
+		if err = s.take(result, 0); err == nil {
+			s.ended = ended
+		}
+		s.mu.Unlock()
+	}
+	if err != nil {
+		s.Close()
+		ended(err)
+		return
+	}
+	s.all.push(s)
+}
+
 // take numbers and keeps one frame. The lock is held.
 func (s *Sender) take(f Frame, n int64) error {
 	if s.err != nil {
@@ -114,17 +148,13 @@ func (s *Sender) take(f Frame, n int64) error {
 	if err := stamp(f, s.dispatch, s.session, s.out.last+1); err != nil {
 		return err
 	}
-	subject := s.ctl
-	if frameKind(f) == schemas.KindResultData {
-		subject = s.data
-	}
-	msg, err := newFrame(subject, f)
-	if err != nil {
+	var err error
+	if kept.encoded, err = encodeFrame(f); err != nil {
 		return err
 	}
-	kept.msg = msg
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		s.out.final, s.out.merged = true, nil
+		s.rest()
 	}
 	s.out.push(kept, s.all.now())
 	return nil
@@ -163,7 +193,17 @@ func (s *Sender) await(ctx context.Context, done func() bool) error {
 
 // Orphaned is closed when the replica has been silent for 30 s: nobody waits for this result any more, as far as one can
 // tell from here. The stream goes on working if credit comes all the same.
-func (s *Sender) Orphaned() <-chan struct{} { return s.orphaned }
+func (s *Sender) Orphaned() <-chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.orphaned == nil {
+		s.orphaned = make(chan struct{})
+		if s.silent {
+			close(s.orphaned)
+		}
+	}
+	return s.orphaned
+}
 
 // OnOrphaned calls f, instead of what was given before, in a goroutine of its own when Orphaned is closed, or at once if it is; nil
 // ends that. A call may be under way when OnOrphaned or Close returns.
@@ -191,12 +231,30 @@ func (s *Sender) Close() {
 // fail ends the stream.
 func (s *Sender) fail(err error) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err == nil {
-		s.err = err
-		s.out.frames, s.out.merged = nil, nil
-		s.out.cursor, s.out.acked = s.out.last+1, s.out.last
-		s.notify()
+	if s.err != nil {
+		s.mu.Unlock()
+		return
+	}
+	s.err = err
+	s.rest()
+	clear(s.out.frames)
+	s.out.frames, s.out.merged = nil, nil
+	s.out.cursor, s.out.acked = s.out.last+1, s.out.last
+	s.notify()
+	ended := s.ended
+	s.ended = nil
+	s.mu.Unlock()
+	if ended != nil {
+		s.all.forget(s)
+		ended(err)
+	}
+}
+
+// rest notes that there will be no more frames. The lock is held.
+func (s *Sender) rest() {
+	if s.working {
+		s.working = false
+		s.all.working.Add(-1)
 	}
 }
 
@@ -209,10 +267,10 @@ func (s *Sender) notify() {
 }
 
 // credit takes in what the replica says. It reports whether there is something to publish now.
-func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) (more bool) {
+func (s *Sender) credit(c credit) (more bool) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.err != nil || c.GetDispatchId() != s.dispatch || c.GetSession() != s.session || !s.out.credit(c, s.all.now()) {
+	if s.err != nil || c.dispatch != s.dispatch || c.session != s.session || !s.out.credit(c, s.all.now()) {
+		s.mu.Unlock()
 		s.all.ignored.Add(1)
 		return false
 	}
@@ -223,56 +281,47 @@ func (s *Sender) credit(c *runbusv1.RunnerWorkCredit) (more bool) {
 		}
 	}
 	s.notify()
-	return s.out.ready()
-}
-
-// publish sends up to most messages. It reports whether there is more. Only who has the writer's part calls it.
-func (s *Sender) publish(most int) (more bool) {
-	for range most {
-		var few [8]*nats.Msg
-		s.mu.Lock()
-		frames, seq, epoch := s.next(few[:0])
-		trace := s.trace
+	ended := s.ended
+	if ended != nil && s.out.acked == s.out.last {
+		s.err, s.ended = ErrClosed, nil
 		s.mu.Unlock()
-		if len(frames) == 0 {
-			return false
-		}
-		msg := frames[0]
-		if len(frames) > 1 {
-			msg = bundle(s.ctl, s.data, frames, s.all.memory)
-			s.all.memory = msg.Data // publish copies it
-		}
-		if err := s.all.conn.publish(trace.onAnswer(msg)); err != nil {
-			s.mu.Lock()
-			s.out.failed(seq, epoch)
-			s.mu.Unlock()
-			if !IsLinkError(err) {
-				s.fail(err)
-			}
-			return false
-		}
+		s.all.forget(s)
+		ended(nil)
+		return false
 	}
-	return true
+	more = s.out.ready()
+	s.mu.Unlock()
+	return more
 }
 
 // next takes the frames of the next message: one, or several small ones. The lock is held.
-func (s *Sender) next(frames []*nats.Msg) (_ []*nats.Msg, seq, epoch uint64) {
-	msg, seq, epoch := s.out.take()
-	if msg == nil {
+func (s *Sender) next(frames []encoded) (_ []encoded, seq, epoch uint64) {
+	f, seq, epoch, ok := s.out.take()
+	if !ok {
 		return nil, 0, 0
 	}
-	frames = append(frames, msg)
-	for size := len(msg.Data); s.bundles; {
+	frames = append(frames, f)
+	for size := f.size(); s.bundles; {
 		if size += s.out.peek(); size > bundleBytes {
 			break
 		}
-		msg, _, _ := s.out.take()
-		if msg == nil {
+		f, _, _, ok := s.out.take()
+		if !ok {
 			break
 		}
-		frames = append(frames, msg)
+		frames = append(frames, f)
 	}
 	return frames, seq, epoch
+}
+
+// unsent says that the link did not take the frames from seq on.
+func (s *Sender) unsent(seq, epoch uint64, err error) {
+	s.mu.Lock()
+	s.out.failed(seq, epoch)
+	s.mu.Unlock()
+	if !IsLinkError(err) {
+		s.fail(err)
+	}
 }
 
 // look acts on what time brings: a resume that is due, a replica that is silent. It reports whether there is something to publish.
@@ -280,7 +329,9 @@ func (s *Sender) look(now time.Time, t timing) (more bool) {
 	s.mu.Lock()
 	if !s.silent && s.err == nil && now.Sub(s.out.heardAt) >= t.orphan {
 		s.silent = true
-		close(s.orphaned)
+		if s.orphaned != nil {
+			close(s.orphaned)
+		}
 		s.tellSilent()
 	}
 	ask := s.err == nil && s.out.probe(now, t.resume, t.probe)
@@ -291,7 +342,7 @@ func (s *Sender) look(now time.Time, t timing) (more bool) {
 		return more
 	}
 	resume := &runbusv1.RunnerWorkResume{DispatchId: s.dispatch, Session: s.session, Sent: sent, Acknowledged: acknowledged}
-	if err := s.all.conn.Publish(s.ctl, resume); err != nil && !IsLinkError(err) {
+	if err := s.all.conn.Publish(s.ctl(), resume); err != nil && !IsLinkError(err) {
 		s.fail(errors.Join(ErrClosed, err))
 	}
 	return more

@@ -34,13 +34,14 @@ type Senders struct {
 	now     func() time.Time
 	credits *nats.Subscription
 	ignored atomic.Uint64
+	working atomic.Int32  // streams that are open and have no result yet
 	wake    chan struct{} // room for one: there is something to publish
 	resume  chan struct{} // room for one: deadlines are to be looked at now
 	lingers *time.Timer   // over: the lazy ones are ready
 	stop    chan struct{}
 	stopped chan struct{}
 
-	memory []byte // for a bundle; belongs to who has the writer's part
+	batches []batch // with nothing in them between drains; belong to who has the writer's part
 
 	mu      sync.Mutex
 	open    map[string]*Sender // by dispatch
@@ -76,15 +77,10 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 // those of the assignment; a window of 0 means 1 MiB, more than 4 MiB means 4 MiB. A stream that is open for the dispatch is closed.
 func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Sender {
 	now := s.now()
-	one := &Sender{
-		all: s, dispatch: dispatch, session: session,
-		ctl:      schemas.ResultCtlSubject(s.ref, replica, dispatch),
-		data:     schemas.ResultDataSubject(s.ref, replica, dispatch),
-		orphaned: make(chan struct{}),
-		out:      newOutbox(windowBytes, now),
-	}
-	if _, err := schemas.Parse(one.ctl); err != nil {
-		one.bad = err
+	one := &Sender{all: s, dispatch: dispatch, session: session, replica: replica}
+	one.out.init(windowBytes, now)
+	if !schemas.ValidToken(replica) || !schemas.ValidToken(dispatch) {
+		one.bad = schemas.Errorf(schemas.CodeInvalid, "replica %q and dispatch %q don't make a subject", clip(replica), clip(dispatch))
 	}
 	s.mu.Lock()
 	before := s.open[dispatch]
@@ -92,6 +88,8 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 		one.err = ErrClosed
 	} else {
 		s.open[dispatch] = one
+		one.working = true
+		s.working.Add(1)
 	}
 	s.mu.Unlock()
 	if before != nil {
@@ -184,12 +182,28 @@ func (s *Senders) push(one *Sender) {
 		return
 	}
 	s.writing = true
-	others := len(s.open) > 1
 	s.mu.Unlock()
-	if others {
-		runtime.Gosched() // one turn for those who are about to send: their frames go into the same write
+	if s.working.Load() > 0 {
+		yield(&s.mu, &s.ready) // to those who are about to send: their frames go into the same write
 	}
 	s.drain(rounds)
+}
+
+// enough is how many in a queue are not kept waiting for others.
+const enough = 64
+
+// yield lets other goroutines run that are ready to, as long as that makes the queue longer.
+func yield[T any](mu *sync.Mutex, queue *[]T) {
+	for before := 0; ; {
+		runtime.Gosched()
+		mu.Lock()
+		n := len(*queue)
+		mu.Unlock()
+		if n <= before || n >= enough {
+			return
+		}
+		before = n
+	}
 }
 
 // linger has a stream published soon, unless it is earlier for another reason.
@@ -224,13 +238,14 @@ func (s *Senders) drain(most int) {
 		}
 		s.mu.Unlock()
 		for i, one := range turn {
-			if one.publish(burst) {
+			if s.publish(one, burst) {
 				s.mu.Lock()
 				s.add(one)
 				s.mu.Unlock()
 			}
 			turn[i] = nil
 		}
+		s.flushAll()
 		s.mu.Lock()
 		s.spare = turn[:0]
 		s.mu.Unlock()
@@ -247,35 +262,38 @@ func (s *Senders) drain(most int) {
 // credit runs in the subscription's callback: it publishes nothing.
 func (s *Senders) credit(msg *nats.Msg) {
 	if TypeOf(msg) == "RunnerWorkCredits" {
-		m := &runbusv1.RunnerWorkCredits{}
-		if Decode(msg, m) != nil {
+		err := readCredits(msg, func(dispatch []byte, c credit) {
+			s.mu.Lock()
+			one := s.open[string(dispatch)]
+			s.mu.Unlock()
+			if one != nil {
+				c.dispatch = one.dispatch
+			}
+			s.take(one, c)
+		})
+		if err != nil {
 			s.ignored.Add(1)
-			return
-		}
-		for _, c := range m.GetCredits() {
-			s.take(c.GetDispatchId(), c)
 		}
 		return
 	}
 	subject, err := schemas.Parse(msg.Subject)
-	c := &runbusv1.RunnerWorkCredit{}
-	if err != nil || Decode(msg, c) != nil {
+	m := &runbusv1.RunnerWorkCredit{}
+	if err != nil || Decode(msg, m) != nil {
 		s.ignored.Add(1)
 		return
 	}
-	s.take(subject.Dispatch, c)
+	s.mu.Lock()
+	one := s.open[subject.Dispatch]
+	s.mu.Unlock()
+	s.take(one, creditOf(m))
 }
 
-// take gives one credit to its stream.
-func (s *Senders) take(dispatch string, c *runbusv1.RunnerWorkCredit) {
-	s.mu.Lock()
-	one := s.open[dispatch]
-	s.mu.Unlock()
-	if one == nil {
+// take gives one credit to its stream, if there is one.
+func (s *Senders) take(one *Sender, c credit) {
+	switch {
+	case one == nil:
 		s.ignored.Add(1)
-		return
-	}
-	if one.credit(c) {
+	case one.credit(c):
 		s.enqueue(one)
 	}
 }
@@ -291,7 +309,7 @@ func (s *Senders) write() {
 		case <-s.stop:
 			return
 		case <-s.wake:
-			runtime.Gosched() // as in push
+			yield(&s.mu, &s.ready) // as in push
 		case <-s.lingers.C:
 			s.mu.Lock()
 			s.waiting = false

@@ -10,6 +10,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"github.com/org-runink/runbus/schemas"
@@ -26,11 +27,11 @@ type world struct {
 	now      time.Time
 	timing   timing
 	sender   *Sender
-	in       *inbox
-	up       []*nats.Msg                  // frames and resumes on their way to the replica
-	down     []*runbusv1.RunnerWorkCredit // on their way to the runner
-	sent     int                          // chunks sent
-	sum      [32]byte                     // over the chunks sent
+	in       inbox
+	up       []*nats.Msg // frames and resumes on their way to the replica
+	down     []credit    // on their way to the runner
+	sent     int         // chunks sent
+	sum      [32]byte    // over the chunks sent
 	got      int
 	gotSum   [32]byte
 	handed   []Frame // given out, not consumed
@@ -40,14 +41,11 @@ type world struct {
 
 func newWorld(window int64) *world {
 	w := &world{now: time.Unix(1000, 0), timing: newTiming(nil)}
-	all := &Senders{now: func() time.Time { return w.now }, wake: make(chan struct{}, 1)}
 	ref := schemas.RunnerRef{Tenant: "acme", Runner: "edge"}
-	w.sender = &Sender{
-		all: all, dispatch: testDispatch, session: testSession,
-		ctl: schemas.ResultCtlSubject(ref, "c", testDispatch), data: schemas.ResultDataSubject(ref, "c", testDispatch),
-		orphaned: make(chan struct{}), out: newOutbox(window, w.now),
-	}
-	w.in = newInbox(window, window)
+	all := &Senders{ref: ref, now: func() time.Time { return w.now }, wake: make(chan struct{}, 1)}
+	w.sender = &Sender{all: all, dispatch: testDispatch, session: testSession, replica: "c"}
+	w.sender.out.init(window, w.now)
+	w.in.init(window, window)
 	return w
 }
 
@@ -75,14 +73,10 @@ func (w *world) publish() {
 		if len(frames) == 0 {
 			break
 		}
-		msg := frames[0]
-		if len(frames) > 1 {
-			msg = bundle(w.sender.ctl, w.sender.data, frames, nil)
-		}
-		w.up = append(w.up, msg)
+		w.up = append(w.up, message(w.sender, frames, nil))
 	}
 	if w.sender.out.probe(w.now, w.timing.resume, w.timing.probe) {
-		msg, err := NewMsg(w.sender.ctl, &runbusv1.RunnerWorkResume{Sent: w.sender.out.sent(), Acknowledged: w.sender.out.acked})
+		msg, err := NewMsg(w.sender.ctl(), &runbusv1.RunnerWorkResume{Sent: w.sender.out.sent(), Acknowledged: w.sender.out.acked})
 		if err != nil {
 			panic(err)
 		}
@@ -145,14 +139,14 @@ func (w *world) done() {
 // credit moves the credit that is due onto the network.
 func (w *world) credit() {
 	w.in.look(w.now, w.timing)
-	if c := w.in.credit(w.now); c != nil {
-		c.DispatchId, c.Session = testDispatch, testSession
+	if c, ok := w.in.credit(w.now); ok {
+		c.dispatch, c.session = testDispatch, testSession
 		w.down = append(w.down, c)
 	}
 }
 
 func (w *world) check(t *rapid.T) {
-	out, in := w.sender.out, w.in
+	out, in := &w.sender.out, &w.in
 	if out.held > MaxWindow+ChunkBytes {
 		t.Fatalf("the sender holds %d bytes", out.held)
 	}
@@ -212,7 +206,7 @@ func TestStreamSurvivesAnyNetwork(t *testing.T) {
 			},
 			"publish": func(*rapid.T) { w.publish() },
 			"refused": func(*rapid.T) { // the link does not take a frame
-				if msg, seq, epoch := w.sender.out.take(); msg != nil {
+				if _, seq, epoch, ok := w.sender.out.take(); ok {
 					w.sender.out.failed(seq, epoch)
 				}
 			},
@@ -361,10 +355,10 @@ func TestProgressIsMerged(t *testing.T) {
 		t.Fatalf("the first progress of a phase was merged: %d frames", n)
 	}
 	send(&runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase_PHASE_DONE, Rows: 7}})
-	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession, Acknowledged: 3, WindowBytes: DefaultWindow})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession, acknowledged: 3, window: DefaultWindow})
 	last := w.sender.out.frames[len(w.sender.out.frames)-1]
 	p := &runbusv1.RunnerWorkProgress{}
-	if err := Decode(last.msg, p); err != nil {
+	if err := proto.Unmarshal(last.entry[last.body:], p); err != nil {
 		t.Fatal(err)
 	}
 	if p.GetSeq() != mostProgress+2 || p.GetUpdate().GetRows() != 7 || w.sender.out.merged != nil {
@@ -443,15 +437,15 @@ func TestSilenceIsCountedFromTheLastCredit(t *testing.T) {
 	if orphaned() {
 		t.Fatal("orphaned after 29 s")
 	}
-	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession})
 	w.now = w.now.Add(29 * time.Second)
 	if orphaned() {
 		t.Fatal("orphaned 29 s after a credit")
 	}
-	for _, c := range []*runbusv1.RunnerWorkCredit{
-		{DispatchId: testDispatch, Session: "0000"},
-		{DispatchId: "d0", Session: testSession},
-		{DispatchId: testDispatch, Session: testSession, Acknowledged: 1}, // nothing was sent
+	for _, c := range []credit{
+		{dispatch: testDispatch, session: "0000"},
+		{dispatch: "d0", session: testSession},
+		{dispatch: testDispatch, session: testSession, acknowledged: 1}, // nothing was sent
 	} {
 		w.sender.credit(c)
 	}
@@ -472,16 +466,16 @@ func TestLateFailureDoesNotStall(t *testing.T) {
 	if err := w.sender.take(&runbusv1.RunnerWorkAccepted{}, 0); err != nil {
 		t.Fatal(err)
 	}
-	_, seq, epoch := w.sender.out.take()
+	_, seq, epoch, _ := w.sender.out.take()
 	w.sender.out.resume(w.now)
-	w.sender.credit(&runbusv1.RunnerWorkCredit{DispatchId: testDispatch, Session: testSession})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession})
 	w.sender.out.failed(seq, epoch)
-	if msg, again, _ := w.sender.out.take(); msg == nil || again != seq {
+	if _, again, _, ok := w.sender.out.take(); !ok || again != seq {
 		t.Fatalf("frame %d is not sent again", seq)
 	}
 	// A failure of now does stop it, until the next resume is answered.
 	w.sender.out.failed(seq, w.sender.out.epoch)
-	if msg, _, _ := w.sender.out.take(); msg != nil {
+	if _, _, _, ok := w.sender.out.take(); ok {
 		t.Fatal("it goes on without a link")
 	}
 }

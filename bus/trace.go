@@ -59,6 +59,14 @@ func (t Trace) onAnswer(msg *nats.Msg) *nats.Msg {
 	case "RunnerWorkChunk", "RunnerWorkProgress":
 		return msg
 	}
+	return t.on(msg)
+}
+
+// on is msg, whose headers are shared, with t in headers of its own; msg itself if there is no trace.
+func (t Trace) on(msg *nats.Msg) *nats.Msg {
+	if t.Parent == "" {
+		return msg
+	}
 	traced := &nats.Msg{Subject: msg.Subject, Reply: msg.Reply, Data: msg.Data, Header: make(nats.Header, len(msg.Header)+2)}
 	maps.Copy(traced.Header, msg.Header)
 	t.put(traced)

@@ -210,7 +210,7 @@ func capabilities() []string {
 	for _, kind := range all.Kinds() {
 		c = append(c, "source:"+kind)
 	}
-	return c
+	return append(c, bus.CapabilityAssignments)
 }
 
 func signal(ch chan struct{}) {

@@ -56,6 +56,9 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	} else if m.GetBundles() { // for `accepted` the control plane waits with the credentials
 		w.sender.Bundle()
 	}
+	if m.GetTogether() {
+		w.sender.Together()
+	}
 	ctx, span, answers := a.startSpan(context.Background(), m, from)
 	w.span = span
 	w.sender.Trace(answers)

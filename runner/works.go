@@ -63,13 +63,10 @@ func newWorks(a *Agent) *works {
 // receive takes what comes on `work.<session>`. It runs on the connection's callback and never blocks.
 func (w *works) receive(msg *nats.Msg) {
 	switch bus.TypeOf(msg) {
-	case "RunnerWorkAssignment":
-		m := new(runbusv1.RunnerWorkAssignment)
-		if err := bus.Decode(msg, m); err != nil {
+	case "RunnerWorkAssignment", "RunnerWorkAssignments":
+		if err := bus.Assignments(msg, w.assign); err != nil {
 			w.agent.log.Warn("an assignment could not be read", "error", err)
-			return
 		}
-		w.assign(m, bus.TraceOf(msg))
 	case "RunnerWorkCredentials":
 		m := new(runbusv1.RunnerWorkCredentials)
 		if err := bus.Decode(msg, m); err != nil {

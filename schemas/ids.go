@@ -130,6 +130,9 @@ func ParseConnectName(name string) (runnerID, processNonce string, err error) {
 	return runnerID, processNonce, nil
 }
 
+// ValidToken reports whether s can stand in a subject for a session, a replica or a dispatch: 1–64 ASCII letters and digits.
+func ValidToken(s string) bool { return isToken(s) }
+
 // isToken reports whether s is a random id as this module makes them: 1–64 ASCII letters and digits.
 func isToken(s string) bool {
 	if s == "" || len(s) > 64 {

@@ -149,6 +149,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 		nats.Nkey(s.keys.Public(u), s.keys.pairs[string(u)].Sign),
 		nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.ReconnectJitter(0, 0),
 		nats.IgnoreAuthErrorAbort(),
+		nats.WriteBufferSize(1), // what is published is written at once by its publisher, not after a turn of nats.go's flusher
 		nats.ErrorHandler(func(_ *nats.Conn, sub *nats.Subscription, err error) {
 			subject := ""
 			if sub != nil {

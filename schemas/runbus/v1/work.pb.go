@@ -40,7 +40,12 @@ type RunnerWorkAssignment struct {
 	// Bytes of frames that may be under way unacknowledged at first; credit changes it.
 	WindowBytes int64 `protobuf:"varint,88,opt,name=window_bytes,json=windowBytes,proto3" json:"window_bytes,omitempty"`
 	// True: the replica reads RunnerWorkFrames. A runner that sends them reads RunnerWorkCredits.
-	Bundles       bool `protobuf:"varint,89,opt,name=bundles,proto3" json:"bundles,omitempty"`
+	Bundles bool `protobuf:"varint,89,opt,name=bundles,proto3" json:"bundles,omitempty"`
+	// True: the replica reads RunnerWorkFrames with frames of several dispatches.
+	Together bool `protobuf:"varint,90,opt,name=together,proto3" json:"together,omitempty"`
+	// The W3C trace context, if any, of an assignment in RunnerWorkAssignments; one that comes alone has it in its headers.
+	Traceparent   string `protobuf:"bytes,91,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	Tracestate    string `protobuf:"bytes,92,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -138,6 +143,73 @@ func (x *RunnerWorkAssignment) GetBundles() bool {
 	return false
 }
 
+func (x *RunnerWorkAssignment) GetTogether() bool {
+	if x != nil {
+		return x.Together
+	}
+	return false
+}
+
+func (x *RunnerWorkAssignment) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *RunnerWorkAssignment) GetTracestate() string {
+	if x != nil {
+		return x.Tracestate
+	}
+	return ""
+}
+
+// RunnerWorkAssignments is several assignments to one session in one message on `work.<session>`, for runners whose hello lists
+// the capability `assignments`. Each means the same as by itself.
+type RunnerWorkAssignments struct {
+	state         protoimpl.MessageState  `protogen:"open.v1"`
+	Assignments   []*RunnerWorkAssignment `protobuf:"bytes,169,rep,name=assignments,proto3" json:"assignments,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerWorkAssignments) Reset() {
+	*x = RunnerWorkAssignments{}
+	mi := &file_runbus_v1_work_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerWorkAssignments) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerWorkAssignments) ProtoMessage() {}
+
+func (x *RunnerWorkAssignments) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_work_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerWorkAssignments.ProtoReflect.Descriptor instead.
+func (*RunnerWorkAssignments) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *RunnerWorkAssignments) GetAssignments() []*RunnerWorkAssignment {
+	if x != nil {
+		return x.Assignments
+	}
+	return nil
+}
+
 // SealedCredential is a CredentialBundle under HPKE to the runner's sealing key; the dispatch is bound in as `info`
 // (bus/seal), so it opens for this dispatch of this session only.
 type SealedCredential struct {
@@ -152,7 +224,7 @@ type SealedCredential struct {
 
 func (x *SealedCredential) Reset() {
 	*x = SealedCredential{}
-	mi := &file_runbus_v1_work_proto_msgTypes[1]
+	mi := &file_runbus_v1_work_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -164,7 +236,7 @@ func (x *SealedCredential) String() string {
 func (*SealedCredential) ProtoMessage() {}
 
 func (x *SealedCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[1]
+	mi := &file_runbus_v1_work_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -177,7 +249,7 @@ func (x *SealedCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealedCredential.ProtoReflect.Descriptor instead.
 func (*SealedCredential) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{1}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *SealedCredential) GetSuite() string {
@@ -213,7 +285,7 @@ type CredentialBundle struct {
 
 func (x *CredentialBundle) Reset() {
 	*x = CredentialBundle{}
-	mi := &file_runbus_v1_work_proto_msgTypes[2]
+	mi := &file_runbus_v1_work_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -225,7 +297,7 @@ func (x *CredentialBundle) String() string {
 func (*CredentialBundle) ProtoMessage() {}
 
 func (x *CredentialBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[2]
+	mi := &file_runbus_v1_work_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -238,7 +310,7 @@ func (x *CredentialBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CredentialBundle.ProtoReflect.Descriptor instead.
 func (*CredentialBundle) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{2}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *CredentialBundle) GetSecrets() map[string]string {
@@ -268,7 +340,7 @@ type CallerSession struct {
 
 func (x *CallerSession) Reset() {
 	*x = CallerSession{}
-	mi := &file_runbus_v1_work_proto_msgTypes[3]
+	mi := &file_runbus_v1_work_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -280,7 +352,7 @@ func (x *CallerSession) String() string {
 func (*CallerSession) ProtoMessage() {}
 
 func (x *CallerSession) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[3]
+	mi := &file_runbus_v1_work_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -293,7 +365,7 @@ func (x *CallerSession) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CallerSession.ProtoReflect.Descriptor instead.
 func (*CallerSession) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{3}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *CallerSession) GetTenant() string {
@@ -336,7 +408,7 @@ type RunnerWorkCredentials struct {
 
 func (x *RunnerWorkCredentials) Reset() {
 	*x = RunnerWorkCredentials{}
-	mi := &file_runbus_v1_work_proto_msgTypes[4]
+	mi := &file_runbus_v1_work_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -348,7 +420,7 @@ func (x *RunnerWorkCredentials) String() string {
 func (*RunnerWorkCredentials) ProtoMessage() {}
 
 func (x *RunnerWorkCredentials) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[4]
+	mi := &file_runbus_v1_work_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -361,7 +433,7 @@ func (x *RunnerWorkCredentials) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredentials.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredentials) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{4}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *RunnerWorkCredentials) GetDispatchId() string {
@@ -399,7 +471,7 @@ type RunnerWorkAccepted struct {
 
 func (x *RunnerWorkAccepted) Reset() {
 	*x = RunnerWorkAccepted{}
-	mi := &file_runbus_v1_work_proto_msgTypes[5]
+	mi := &file_runbus_v1_work_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -411,7 +483,7 @@ func (x *RunnerWorkAccepted) String() string {
 func (*RunnerWorkAccepted) ProtoMessage() {}
 
 func (x *RunnerWorkAccepted) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[5]
+	mi := &file_runbus_v1_work_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -424,7 +496,7 @@ func (x *RunnerWorkAccepted) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkAccepted.ProtoReflect.Descriptor instead.
 func (*RunnerWorkAccepted) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{5}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *RunnerWorkAccepted) GetDispatchId() string {
@@ -475,7 +547,7 @@ type RunnerWorkProgress struct {
 
 func (x *RunnerWorkProgress) Reset() {
 	*x = RunnerWorkProgress{}
-	mi := &file_runbus_v1_work_proto_msgTypes[6]
+	mi := &file_runbus_v1_work_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -487,7 +559,7 @@ func (x *RunnerWorkProgress) String() string {
 func (*RunnerWorkProgress) ProtoMessage() {}
 
 func (x *RunnerWorkProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[6]
+	mi := &file_runbus_v1_work_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -500,7 +572,7 @@ func (x *RunnerWorkProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkProgress.ProtoReflect.Descriptor instead.
 func (*RunnerWorkProgress) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{6}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RunnerWorkProgress) GetDispatchId() string {
@@ -548,7 +620,7 @@ type RunnerWorkChunk struct {
 
 func (x *RunnerWorkChunk) Reset() {
 	*x = RunnerWorkChunk{}
-	mi := &file_runbus_v1_work_proto_msgTypes[7]
+	mi := &file_runbus_v1_work_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -560,7 +632,7 @@ func (x *RunnerWorkChunk) String() string {
 func (*RunnerWorkChunk) ProtoMessage() {}
 
 func (x *RunnerWorkChunk) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[7]
+	mi := &file_runbus_v1_work_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -573,7 +645,7 @@ func (x *RunnerWorkChunk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkChunk.ProtoReflect.Descriptor instead.
 func (*RunnerWorkChunk) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{7}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *RunnerWorkChunk) GetDispatchId() string {
@@ -639,7 +711,7 @@ type RunnerWorkResult struct {
 
 func (x *RunnerWorkResult) Reset() {
 	*x = RunnerWorkResult{}
-	mi := &file_runbus_v1_work_proto_msgTypes[8]
+	mi := &file_runbus_v1_work_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -651,7 +723,7 @@ func (x *RunnerWorkResult) String() string {
 func (*RunnerWorkResult) ProtoMessage() {}
 
 func (x *RunnerWorkResult) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[8]
+	mi := &file_runbus_v1_work_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -664,7 +736,7 @@ func (x *RunnerWorkResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkResult.ProtoReflect.Descriptor instead.
 func (*RunnerWorkResult) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{8}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *RunnerWorkResult) GetDispatchId() string {
@@ -743,8 +815,9 @@ func (*RunnerWorkResult_Response) isRunnerWorkResult_Outcome() {}
 
 func (*RunnerWorkResult_Error) isRunnerWorkResult_Outcome() {}
 
-// RunnerWorkFrames is several small frames of one dispatch in the order of their numbers, in one message: on `data` if a chunk
-// is among them, else on `ctl`. It means the same as its frames one by one.
+// RunnerWorkFrames is several small frames in one message, those of a dispatch in the order of their numbers: of one dispatch on
+// its `data` if a chunk is among them, else on its `ctl`; of several dispatches, all of one replica that reads that, on
+// `result.<replica>.all.data`. It means the same as its frames one by one.
 type RunnerWorkFrames struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Frames        []*RunnerWorkFrame     `protobuf:"bytes,163,rep,name=frames,proto3" json:"frames,omitempty"`
@@ -754,7 +827,7 @@ type RunnerWorkFrames struct {
 
 func (x *RunnerWorkFrames) Reset() {
 	*x = RunnerWorkFrames{}
-	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	mi := &file_runbus_v1_work_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +839,7 @@ func (x *RunnerWorkFrames) String() string {
 func (*RunnerWorkFrames) ProtoMessage() {}
 
 func (x *RunnerWorkFrames) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[9]
+	mi := &file_runbus_v1_work_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +852,7 @@ func (x *RunnerWorkFrames) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkFrames.ProtoReflect.Descriptor instead.
 func (*RunnerWorkFrames) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{9}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *RunnerWorkFrames) GetFrames() []*RunnerWorkFrame {
@@ -805,7 +878,7 @@ type RunnerWorkFrame struct {
 
 func (x *RunnerWorkFrame) Reset() {
 	*x = RunnerWorkFrame{}
-	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	mi := &file_runbus_v1_work_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -817,7 +890,7 @@ func (x *RunnerWorkFrame) String() string {
 func (*RunnerWorkFrame) ProtoMessage() {}
 
 func (x *RunnerWorkFrame) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[10]
+	mi := &file_runbus_v1_work_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -830,7 +903,7 @@ func (x *RunnerWorkFrame) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkFrame.ProtoReflect.Descriptor instead.
 func (*RunnerWorkFrame) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{10}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RunnerWorkFrame) GetFrame() isRunnerWorkFrame_Frame {
@@ -920,7 +993,7 @@ type RunnerWorkResume struct {
 
 func (x *RunnerWorkResume) Reset() {
 	*x = RunnerWorkResume{}
-	mi := &file_runbus_v1_work_proto_msgTypes[11]
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -932,7 +1005,7 @@ func (x *RunnerWorkResume) String() string {
 func (*RunnerWorkResume) ProtoMessage() {}
 
 func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[11]
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -945,7 +1018,7 @@ func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkResume.ProtoReflect.Descriptor instead.
 func (*RunnerWorkResume) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{11}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *RunnerWorkResume) GetDispatchId() string {
@@ -993,7 +1066,7 @@ type RunnerWorkCredit struct {
 
 func (x *RunnerWorkCredit) Reset() {
 	*x = RunnerWorkCredit{}
-	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +1078,7 @@ func (x *RunnerWorkCredit) String() string {
 func (*RunnerWorkCredit) ProtoMessage() {}
 
 func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +1091,7 @@ func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredit.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredit) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{12}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RunnerWorkCredit) GetDispatchId() string {
@@ -1066,7 +1139,7 @@ type RunnerWorkCredits struct {
 
 func (x *RunnerWorkCredits) Reset() {
 	*x = RunnerWorkCredits{}
-	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	mi := &file_runbus_v1_work_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1078,7 +1151,7 @@ func (x *RunnerWorkCredits) String() string {
 func (*RunnerWorkCredits) ProtoMessage() {}
 
 func (x *RunnerWorkCredits) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	mi := &file_runbus_v1_work_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1091,7 +1164,7 @@ func (x *RunnerWorkCredits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredits.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredits) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{13}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunnerWorkCredits) GetCredits() []*RunnerWorkCredit {
@@ -1105,7 +1178,7 @@ var File_runbus_v1_work_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
-	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xfe\x02\n" +
+	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xdc\x03\n" +
 	"\x14RunnerWorkAssignment\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1116,7 +1189,14 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\bdeadline\x18V \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12-\n" +
 	"\x12credentials_follow\x18W \x01(\bR\x11credentialsFollow\x12!\n" +
 	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\x12\x18\n" +
-	"\abundles\x18Y \x01(\bR\abundles\"s\n" +
+	"\abundles\x18Y \x01(\bR\abundles\x12\x1a\n" +
+	"\btogether\x18Z \x01(\bR\btogether\x12 \n" +
+	"\vtraceparent\x18[ \x01(\tR\vtraceparent\x12\x1e\n" +
+	"\n" +
+	"tracestate\x18\\ \x01(\tR\n" +
+	"tracestate\"[\n" +
+	"\x15RunnerWorkAssignments\x12B\n" +
+	"\vassignments\x18\xa9\x01 \x03(\v2\x1f.runbus.v1.RunnerWorkAssignmentR\vassignments\"s\n" +
 	"\x10SealedCredential\x12\x14\n" +
 	"\x05suite\x18\x01 \x01(\tR\x05suite\x12)\n" +
 	"\x10encapsulated_key\x18\x02 \x01(\fR\x0fencapsulatedKey\x12\x1e\n" +
@@ -1207,52 +1287,54 @@ func file_runbus_v1_work_proto_rawDescGZIP() []byte {
 	return file_runbus_v1_work_proto_rawDescData
 }
 
-var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
 var file_runbus_v1_work_proto_goTypes = []any{
 	(*RunnerWorkAssignment)(nil),  // 0: runbus.v1.RunnerWorkAssignment
-	(*SealedCredential)(nil),      // 1: runbus.v1.SealedCredential
-	(*CredentialBundle)(nil),      // 2: runbus.v1.CredentialBundle
-	(*CallerSession)(nil),         // 3: runbus.v1.CallerSession
-	(*RunnerWorkCredentials)(nil), // 4: runbus.v1.RunnerWorkCredentials
-	(*RunnerWorkAccepted)(nil),    // 5: runbus.v1.RunnerWorkAccepted
-	(*RunnerWorkProgress)(nil),    // 6: runbus.v1.RunnerWorkProgress
-	(*RunnerWorkChunk)(nil),       // 7: runbus.v1.RunnerWorkChunk
-	(*RunnerWorkResult)(nil),      // 8: runbus.v1.RunnerWorkResult
-	(*RunnerWorkFrames)(nil),      // 9: runbus.v1.RunnerWorkFrames
-	(*RunnerWorkFrame)(nil),       // 10: runbus.v1.RunnerWorkFrame
-	(*RunnerWorkResume)(nil),      // 11: runbus.v1.RunnerWorkResume
-	(*RunnerWorkCredit)(nil),      // 12: runbus.v1.RunnerWorkCredit
-	(*RunnerWorkCredits)(nil),     // 13: runbus.v1.RunnerWorkCredits
-	nil,                           // 14: runbus.v1.CredentialBundle.SecretsEntry
-	(*RunFetchRequest)(nil),       // 15: runbus.v1.RunFetchRequest
-	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
-	(*RunFetchUpdate)(nil),        // 17: runbus.v1.RunFetchUpdate
-	(*RunFetchResponse)(nil),      // 18: runbus.v1.RunFetchResponse
-	(*ErrorDetail)(nil),           // 19: runbus.v1.ErrorDetail
+	(*RunnerWorkAssignments)(nil), // 1: runbus.v1.RunnerWorkAssignments
+	(*SealedCredential)(nil),      // 2: runbus.v1.SealedCredential
+	(*CredentialBundle)(nil),      // 3: runbus.v1.CredentialBundle
+	(*CallerSession)(nil),         // 4: runbus.v1.CallerSession
+	(*RunnerWorkCredentials)(nil), // 5: runbus.v1.RunnerWorkCredentials
+	(*RunnerWorkAccepted)(nil),    // 6: runbus.v1.RunnerWorkAccepted
+	(*RunnerWorkProgress)(nil),    // 7: runbus.v1.RunnerWorkProgress
+	(*RunnerWorkChunk)(nil),       // 8: runbus.v1.RunnerWorkChunk
+	(*RunnerWorkResult)(nil),      // 9: runbus.v1.RunnerWorkResult
+	(*RunnerWorkFrames)(nil),      // 10: runbus.v1.RunnerWorkFrames
+	(*RunnerWorkFrame)(nil),       // 11: runbus.v1.RunnerWorkFrame
+	(*RunnerWorkResume)(nil),      // 12: runbus.v1.RunnerWorkResume
+	(*RunnerWorkCredit)(nil),      // 13: runbus.v1.RunnerWorkCredit
+	(*RunnerWorkCredits)(nil),     // 14: runbus.v1.RunnerWorkCredits
+	nil,                           // 15: runbus.v1.CredentialBundle.SecretsEntry
+	(*RunFetchRequest)(nil),       // 16: runbus.v1.RunFetchRequest
+	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
+	(*RunFetchUpdate)(nil),        // 18: runbus.v1.RunFetchUpdate
+	(*RunFetchResponse)(nil),      // 19: runbus.v1.RunFetchResponse
+	(*ErrorDetail)(nil),           // 20: runbus.v1.ErrorDetail
 }
 var file_runbus_v1_work_proto_depIdxs = []int32{
-	15, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
-	16, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
-	16, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
-	14, // 3: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
-	3,  // 4: runbus.v1.CredentialBundle.caller:type_name -> runbus.v1.CallerSession
-	16, // 5: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
-	1,  // 6: runbus.v1.RunnerWorkCredentials.sealed:type_name -> runbus.v1.SealedCredential
-	16, // 7: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
-	17, // 8: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
-	18, // 9: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
-	19, // 10: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
-	10, // 11: runbus.v1.RunnerWorkFrames.frames:type_name -> runbus.v1.RunnerWorkFrame
-	5,  // 12: runbus.v1.RunnerWorkFrame.accepted:type_name -> runbus.v1.RunnerWorkAccepted
-	6,  // 13: runbus.v1.RunnerWorkFrame.progress:type_name -> runbus.v1.RunnerWorkProgress
-	7,  // 14: runbus.v1.RunnerWorkFrame.chunk:type_name -> runbus.v1.RunnerWorkChunk
-	8,  // 15: runbus.v1.RunnerWorkFrame.result:type_name -> runbus.v1.RunnerWorkResult
-	12, // 16: runbus.v1.RunnerWorkCredits.credits:type_name -> runbus.v1.RunnerWorkCredit
-	17, // [17:17] is the sub-list for method output_type
-	17, // [17:17] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	16, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
+	17, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
+	17, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
+	0,  // 3: runbus.v1.RunnerWorkAssignments.assignments:type_name -> runbus.v1.RunnerWorkAssignment
+	15, // 4: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
+	4,  // 5: runbus.v1.CredentialBundle.caller:type_name -> runbus.v1.CallerSession
+	17, // 6: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
+	2,  // 7: runbus.v1.RunnerWorkCredentials.sealed:type_name -> runbus.v1.SealedCredential
+	17, // 8: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
+	18, // 9: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
+	19, // 10: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
+	20, // 11: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
+	11, // 12: runbus.v1.RunnerWorkFrames.frames:type_name -> runbus.v1.RunnerWorkFrame
+	6,  // 13: runbus.v1.RunnerWorkFrame.accepted:type_name -> runbus.v1.RunnerWorkAccepted
+	7,  // 14: runbus.v1.RunnerWorkFrame.progress:type_name -> runbus.v1.RunnerWorkProgress
+	8,  // 15: runbus.v1.RunnerWorkFrame.chunk:type_name -> runbus.v1.RunnerWorkChunk
+	9,  // 16: runbus.v1.RunnerWorkFrame.result:type_name -> runbus.v1.RunnerWorkResult
+	13, // 17: runbus.v1.RunnerWorkCredits.credits:type_name -> runbus.v1.RunnerWorkCredit
+	18, // [18:18] is the sub-list for method output_type
+	18, // [18:18] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_runbus_v1_work_proto_init() }
@@ -1261,11 +1343,11 @@ func file_runbus_v1_work_proto_init() {
 		return
 	}
 	file_runbus_v1_fetch_proto_init()
-	file_runbus_v1_work_proto_msgTypes[8].OneofWrappers = []any{
+	file_runbus_v1_work_proto_msgTypes[9].OneofWrappers = []any{
 		(*RunnerWorkResult_Response)(nil),
 		(*RunnerWorkResult_Error)(nil),
 	}
-	file_runbus_v1_work_proto_msgTypes[10].OneofWrappers = []any{
+	file_runbus_v1_work_proto_msgTypes[11].OneofWrappers = []any{
 		(*RunnerWorkFrame_Accepted)(nil),
 		(*RunnerWorkFrame_Progress)(nil),
 		(*RunnerWorkFrame_Chunk)(nil),
@@ -1277,7 +1359,7 @@ func file_runbus_v1_work_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_work_proto_rawDesc), len(file_runbus_v1_work_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   16,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

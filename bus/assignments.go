@@ -1,0 +1,183 @@
+package bus
+
+import (
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// CapabilityAssignments is what the hello of a runner lists that reads RunnerWorkAssignments.
+const CapabilityAssignments = "assignments"
+
+// Assignments calls f for each assignment in a message that is a RunnerWorkAssignment or a RunnerWorkAssignments, in order, with the
+// trace context it came with. It calls f for all of them or, with an error of CodeInvalid, for none.
+func Assignments(msg *nats.Msg, f func(*runbusv1.RunnerWorkAssignment, Trace)) error {
+	name := TypeOf(msg)
+	if name != "RunnerWorkAssignment" && name != "RunnerWorkAssignments" {
+		return schemas.Errorf(schemas.CodeInvalid, "the message is a %q, not an assignment", clip(name))
+	}
+	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
+		return schemas.Errorf(schemas.CodeInvalid, "the %s has content type %q, not %s", name, clip(ct), ContentType)
+	}
+	if len(msg.Data) > MaxPayload {
+		return schemas.Errorf(schemas.CodeInvalid, "the %s has %d bytes, over the %d of the bus", name, len(msg.Data), MaxPayload)
+	}
+	var known names
+	if name == "RunnerWorkAssignment" {
+		m, err := known.readAssignment(msg.Data)
+		if err == nil {
+			f(m, TraceOf(msg))
+		}
+		return err
+	}
+	var few [16]*runbusv1.RunnerWorkAssignment
+	list := few[:0]
+	for body := msg.Data; len(body) > 0; {
+		one, rest, err := field(body, assignmentsNumber)
+		if err != nil {
+			return schemas.Errorf(schemas.CodeInvalid, "a RunnerWorkAssignments has something that is not an assignment")
+		}
+		m, err := known.readAssignment(one)
+		if err != nil {
+			return err
+		}
+		list, body = append(list, m), rest
+	}
+	for _, m := range list {
+		f(m, Trace{Parent: m.GetTraceparent(), State: m.GetTracestate()}.clamped())
+	}
+	return nil
+}
+
+// Numbers of the fields of RunnerWorkAssignment that others don't need.
+const (
+	assignmentRequestNumber, assignmentReplicaNumber                                                = 83, 84
+	assignmentAcceptByNumber, assignmentDeadlineNumber                                              = 85, 86
+	assignmentCredentialsFollowNumber, assignmentWindowNumber                      protowire.Number = 87, 88
+	requestSourceNumber, requestQueryNumber, requestMaxRowsNumber, requestMaxBytes                  = 1, 2, 3, 4
+)
+
+// readAssignment reads one encoded assignment.
+func (n *names) readAssignment(body []byte) (*runbusv1.RunnerWorkAssignment, error) {
+	m := &runbusv1.RunnerWorkAssignment{}
+	if n.assignment(body, m) {
+		return m, nil
+	}
+	if err := unmarshal("RunnerWorkAssignment", body, m); err != nil { // which begins with a reset
+		return nil, err
+	}
+	return m, nil
+}
+
+func (n *names) assignment(body []byte, m *runbusv1.RunnerWorkAssignment) bool {
+	f := fields{rest: body}
+	for f.next() {
+		ok := true
+		switch f.number {
+		case dispatchNumber:
+			ok = f.text(&m.DispatchId)
+		case sessionNumber:
+			ok = f.text(&n.session)
+			m.Session = n.session
+		case assignmentReplicaNumber:
+			ok = f.text(&n.replica)
+			m.Replica = n.replica
+		case assignmentParentNumber:
+			ok = f.text(&m.Traceparent)
+		case assignmentStateNumber:
+			ok = f.text(&m.Tracestate)
+		case assignmentRequestNumber:
+			ok = m.Request == nil && f.kind == protowire.BytesType
+			if ok {
+				m.Request = &runbusv1.RunFetchRequest{}
+				ok = readRequest(f.bytes, m.Request)
+			}
+		case assignmentAcceptByNumber:
+			ok = m.AcceptBy == nil && f.timestamp(&m.AcceptBy)
+		case assignmentDeadlineNumber:
+			ok = m.Deadline == nil && f.timestamp(&m.Deadline)
+		case assignmentCredentialsFollowNumber:
+			m.CredentialsFollow, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentWindowNumber:
+			m.WindowBytes, ok = int64(f.varint), f.kind == protowire.VarintType
+		case assignmentBundlesNumber:
+			m.Bundles, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentTogetherNumber:
+			m.Together, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		default:
+			return false
+		}
+		if !ok {
+			return false
+		}
+	}
+	return f.ok
+}
+
+// timestamp reads the field as a Timestamp.
+func (f *fields) timestamp(into **timestamppb.Timestamp) bool {
+	if f.kind != protowire.BytesType {
+		return false
+	}
+	seconds, nanos, ok := readClock(f.bytes)
+	*into = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
+	return ok
+}
+
+func readRequest(body []byte, r *runbusv1.RunFetchRequest) bool {
+	f := fields{rest: body}
+	for f.next() {
+		ok := true
+		switch f.number {
+		case requestSourceNumber:
+			ok = r.Source == nil && f.kind == protowire.BytesType
+			if ok {
+				r.Source = &runbusv1.Source{}
+				ok = readSource(f.bytes, r.Source)
+			}
+		case requestQueryNumber:
+			ok = f.text(&r.Query)
+		case requestMaxRowsNumber:
+			r.MaxRows, ok = int64(f.varint), f.kind == protowire.VarintType
+		case requestMaxBytes:
+			r.MaxBytes, ok = int64(f.varint), f.kind == protowire.VarintType
+		default:
+			return false
+		}
+		if !ok {
+			return false
+		}
+	}
+	return f.ok
+}
+
+func readSource(body []byte, s *runbusv1.Source) bool {
+	f := fields{rest: body}
+	for f.next() {
+		switch {
+		case f.number == 1 && f.text(&s.Kind):
+		case f.is(2, protowire.BytesType):
+			var key, value string
+			entry := fields{rest: f.bytes}
+			for entry.next() {
+				if entry.number == 1 && entry.text(&key) || entry.number == 2 && entry.text(&value) {
+					continue
+				}
+				return false
+			}
+			if !entry.ok {
+				return false
+			}
+			if s.Settings == nil {
+				s.Settings = make(map[string]string)
+			}
+			s.Settings[key] = value
+		default:
+			return false
+		}
+	}
+	return f.ok
+}

@@ -1,0 +1,170 @@
+package bus
+
+import (
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// result runs in the subscription's callback: it publishes nothing.
+func (r *Receivers) result(msg *nats.Msg) {
+	subject, err := schemas.Parse(msg.Subject)
+	if err != nil {
+		r.drop(DropInvalid)
+		return
+	}
+	if rest, ok := strings.CutPrefix(subject.Dispatch, together); ok {
+		r.several(msg, subject, rest)
+		return
+	}
+	r.mu.Lock()
+	one := r.open[subject.Dispatch]
+	r.mu.Unlock()
+	reason := DropLate
+	if one != nil {
+		reason = one.receive(msg, subject)
+	}
+	if reason == DropLate {
+		reason = r.late(msg, subject)
+	}
+	if reason != "" {
+		r.drop(reason)
+	}
+}
+
+// several takes in what came on a subject of several dispatches: their frames, or that a message with their assignments reached
+// nobody.
+func (r *Receivers) several(msg *nats.Msg, subject schemas.Subject, batch string) {
+	if isNoResponders(msg) {
+		number, err := strconv.ParseUint(batch, batchBase, 64)
+		if err == nil {
+			r.nobodyHeard(subject.Ref, number)
+		}
+		return
+	}
+	if batch != "" || TypeOf(msg) != framesName {
+		r.drop(DropInvalid)
+		return
+	}
+	frames, err := decodeFrames(msg, subject.Kind, r.frames[:0])
+	if err != nil {
+		r.drop(DropInvalid)
+		return
+	}
+	now := time.Now()
+	for rest := frames; len(rest) > 0; {
+		dispatch, n := rest[0].frame.GetDispatchId(), 1
+		for n < len(rest) && rest[n].frame.GetDispatchId() == dispatch {
+			n++
+		}
+		if reason := r.some(subject, dispatch, rest[:n], now); reason != "" {
+			r.drop(reason)
+		}
+		rest = rest[n:]
+	}
+	clear(frames)
+	r.frames = frames
+}
+
+// some takes in frames of one dispatch out of several.
+func (r *Receivers) some(subject schemas.Subject, dispatch string, frames []sizedFrame, now time.Time) DropReason {
+	r.mu.Lock()
+	one := r.open[dispatch]
+	r.mu.Unlock()
+	switch {
+	case one == nil:
+	case one.ref != subject.Ref:
+		return DropForeign
+	default:
+		if reason := one.take(frames, now, true, subject.Kind == schemas.KindResultData); reason != DropLate {
+			return reason
+		}
+	}
+	stone, reason := r.stone(subject.Ref, dispatch)
+	if reason != "" {
+		return reason
+	}
+	return r.lateFrames(stone, dispatch, frames)
+}
+
+// late looks at a message of a dispatch that is not open. What its runner keeps until it is acknowledged is acknowledged: the
+// result, and whatever a resume speaks of. The window stays shut, so that a work that still runs ends as orphaned.
+func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
+	if isNoResponders(msg) {
+		return ""
+	}
+	stone, reason := r.stone(subject.Ref, subject.Dispatch)
+	if reason != "" {
+		return reason
+	}
+	switch TypeOf(msg) {
+	case "RunnerWorkResume":
+		m := &runbusv1.RunnerWorkResume{}
+		if Decode(msg, m) != nil {
+			return DropInvalid
+		}
+		return r.acknowledge(stone, subject.Dispatch, m.GetSession(), m.GetSent(), "")
+	case "RunnerWorkResult", framesName:
+		frames, err := decodeFrames(msg, subject.Kind, nil)
+		if err != nil {
+			return DropInvalid
+		}
+		return r.lateFrames(stone, subject.Dispatch, frames)
+	}
+	return DropLate
+}
+
+// stone is what is remembered of a dispatch that is not open, or why a message of ref for it is dropped.
+func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone tombstone, reason DropReason) {
+	r.mu.Lock()
+	stone, known := r.buried.get(dispatch)
+	r.mu.Unlock()
+	switch {
+	case !known:
+		return stone, DropUnknown
+	case stone.ref != ref:
+		return stone, DropForeign
+	}
+	return stone, ""
+}
+
+// lateFrames drops frames of a closed dispatch, and acknowledges its result if that is among them.
+func (r *Receivers) lateFrames(stone tombstone, dispatch string, frames []sizedFrame) DropReason {
+	if len(frames) == 0 {
+		return DropLate
+	}
+	last, final := frames[len(frames)-1].frame.(*runbusv1.RunnerWorkResult)
+	if !final {
+		return DropLate
+	}
+	return r.acknowledge(stone, dispatch, last.GetSession(), last.GetSeq(), DropLate)
+}
+
+// acknowledge owes a runner the acknowledgement of a closed dispatch, and returns reason.
+func (r *Receivers) acknowledge(stone tombstone, dispatch, session string, acknowledged uint64, reason DropReason) DropReason {
+	if session != stone.session {
+		return DropSession
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.owed = append(r.owed, owedCredit{ref: stone.ref, credit: credit{dispatch: dispatch, session: session, acknowledged: acknowledged}})
+	r.schedule(true)
+	return reason
+}
+
+// nobodyHeard tells the streams whose assignments left in one message that it reached nobody.
+func (r *Receivers) nobodyHeard(ref schemas.RunnerRef, batch uint64) {
+	for _, one := range r.streams() {
+		one.mu.Lock()
+		meant := one.batch == batch && one.ref == ref
+		one.mu.Unlock()
+		if meant {
+			one.nobodyHeard()
+		}
+	}
+}
