@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptrace"
 	"net/url"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/schemas"
@@ -132,11 +134,18 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	})
 	defer release()
 
-	resp, err := f.api.send(call, http.MethodPost, "/api/fetches", f.body, accept)
-	if err != nil {
-		if ctx.Err() != nil {
-			return resultLine{}, cancelled()
+	var asked exchange
+	resp, err := f.api.send(asked.watch(call), http.MethodPost, "/api/fetches", f.body, accept)
+	switch {
+	case err == nil:
+	case ctx.Err() != nil:
+		return resultLine{}, cancelled()
+	case asked.unanswered(err):
+		if cause := errors.Unwrap(err); cause != nil {
+			err = cause
 		}
+		return resultLine{}, cut(err, "")
+	default:
 		return resultLine{}, err
 	}
 	defer resp.Body.Close()
@@ -152,9 +161,29 @@ func cancelled() error {
 	return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
 }
 
-// cut is the error of a connection that ended before the outcome came.
-func cut(cause error, hint string) error {
-	return schemas.Wrap(schemas.CodeOutcomeUnknown, cause, "the connection to the control plane was cut before the outcome").WithHint(hint)
+// cut is the error of a connection that ended before the outcome of the dispatch came; "" if its id had not come either.
+func cut(cause error, dispatch string) error {
+	where := "`runink fetch list` shows whether it began"
+	if dispatch != "" {
+		where = "`runink fetch trace " + dispatch + "` shows what became of it"
+	}
+	return schemas.Wrap(schemas.CodeOutcomeUnknown, cause, "outcome unknown: the connection to the control plane was cut before the outcome came").
+		WithHint("the fetch may have been run, and is not run again by itself; " + where)
+}
+
+// exchange is how far a request got.
+type exchange struct{ sent, answered atomic.Bool }
+
+func (e *exchange) watch(ctx context.Context) context.Context {
+	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
+		WroteHeaders:         func() { e.sent.Store(true) },
+		GotFirstResponseByte: func() { e.answered.Store(true) },
+	})
+}
+
+// unanswered reports whether the server may have read the request that failed with err, and told nothing.
+func (e *exchange) unanswered(err error) bool {
+	return e.sent.Load() && (!e.answered.Load() || errors.Is(err, io.ErrUnexpectedEOF))
 }
 
 // read takes the lines until the last one.
@@ -166,7 +195,7 @@ func (f *fetch) read(body io.Reader) (resultLine, error) {
 			if errors.Is(err, io.EOF) {
 				err = io.ErrUnexpectedEOF
 			}
-			return resultLine{}, cut(err, "the fetch is cancelled if the control plane lives; look at `runink audit list`")
+			return resultLine{}, cut(err, f.accepted.DispatchID)
 		}
 		var head struct {
 			Type string          `json:"type"`
@@ -243,7 +272,6 @@ func outcomeError(outcome string, err *schemas.Error) error {
 
 // copy takes the rows, and the outcome from the trailers. No trailer: the outcome is unknown.
 func (f *fetch) copy(resp *http.Response, w io.Writer) (resultLine, error) {
-	const notWhole = "what was written is not the whole result; look at `runink audit list`"
 	id := resp.Header.Get("Runbus-Dispatch-Id")
 	f.progress.accepted(acceptedLine{DispatchID: id})
 	from := &counted{r: resp.Body, tell: func(n int64) { f.progress.progress(progressLine{Phase: "streaming", Bytes: n}) }}
@@ -251,7 +279,7 @@ func (f *fetch) copy(resp *http.Response, w io.Writer) (resultLine, error) {
 	result := resultLine{DispatchID: id, Outcome: resp.Trailer.Get("Runbus-Outcome"), WireBytes: n}
 	switch {
 	case from.err != nil:
-		return result, cut(from.err, notWhole)
+		return result, cut(from.err, id)
 	case err != nil:
 		return result, fmt.Errorf("write the result: %w", err)
 	}
@@ -265,7 +293,7 @@ func (f *fetch) copy(resp *http.Response, w io.Writer) (resultLine, error) {
 	}
 	var e errorLine
 	if err := json.Unmarshal([]byte(resp.Trailer.Get("Runbus-Error")), &e); err != nil {
-		return result, cut(err, notWhole)
+		return result, cut(err, id)
 	}
 	return result, outcomeError(result.Outcome, &schemas.Error{Code: e.Code, Message: e.Message, Hint: e.Hint})
 }

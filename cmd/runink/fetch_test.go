@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
@@ -59,6 +60,8 @@ func TestExitStatusOfAFetch(t *testing.T) {
 		"an endless line":   {false, lines(`{"type":"result","outcome":"completed"}`), 4, "cut before the outcome"},
 		"a damaged line":    {false, lines("hello\n"), 1, "damaged"},
 		"cut":               {false, func(w http.ResponseWriter, _ *http.Request) { hangUp(w) }, 4, "cut before the outcome"},
+		"no answer":         {false, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 4, "cut before the outcome"},
+		"raw no answer":     {true, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 4, "cut before the outcome"},
 		"problem":           {false, problemAnswer(409, `{"code":"runner_offline","detail":"away","outcome":"refused"}`), 3, "away"},
 		"failed problem":    {true, problemAnswer(403, `{"code":"forbidden","detail":"no such folder","outcome":"failed"}`), 1, "no such folder"},
 		"no server of ours": {true, problemAnswer(500, `<html>`), 1, "500"},
@@ -83,6 +86,23 @@ func TestExitStatusOfAFetch(t *testing.T) {
 				t.Errorf("status %d, %v; want %d, %q", status, err, c.status, c.text)
 			}
 		})
+	}
+}
+
+// Who was never reached has run nothing.
+func TestNobodyThereIsNoUnknownOutcome(t *testing.T) {
+	api := server(t, nil)
+	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	api.base.Host = l.Addr().String()
+	if err := l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	f := &fetch{api: api, rows: &jsonRows{w: io.Discard}, progress: noProgress{}}
+	if _, err := f.stream(t.Context()); err == nil || statusOf(err) != 1 || !strings.Contains(err.Error(), "can't be reached") {
+		t.Errorf("status %d, %v", statusOf(err), err)
 	}
 }
 

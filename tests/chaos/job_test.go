@@ -78,7 +78,10 @@ func (w *world) run(jobs []*job, faults func()) {
 // fetch runs one to its end for its caller.
 func (w *world) fetch(j *job) {
 	began := time.Now()
-	defer func() { j.took = time.Since(began) }()
+	defer func() {
+		j.took = time.Since(began)
+		w.ends.Store(j.marker, time.Now())
+	}()
 	body := map[string]any{
 		"runnerId": j.runner, "timeout": j.timeout.String(),
 		"source": map[string]any{"kind": "http", "settings": w.settings(j)},
@@ -143,6 +146,25 @@ func (w *world) settings(j *job) map[string]string {
 		url += "&large=1"
 	}
 	return map[string]string{"url": url, "format": "jsonl", "timeout": "10m"}
+}
+
+// endOf is when a job ended for its caller; false while it has not.
+func (w *world) endOf(j *job) (time.Time, bool) {
+	at, ok := w.ends.Load(j.marker)
+	if !ok {
+		return time.Time{}, false
+	}
+	return at.(time.Time), true
+}
+
+// running waits until the source answers all of the jobs.
+func (w *world) running(jobs []*job) {
+	w.t.Helper()
+	if !eventually(stack.Patience, func() bool {
+		return !slices.ContainsFunc(jobs, func(j *job) bool { return !slices.Contains(w.origin.busy(), j.marker) })
+	}) {
+		w.t.Errorf("not all fetches have begun: the source is answering %q", w.origin.busy())
+	}
 }
 
 // take reads one line of the answer.

@@ -64,12 +64,7 @@ func (l *link) end() {
 	})
 }
 
-// newProxy is a proxy that reads plaintext.
-func newProxy(t testing.TB, target string) *proxy {
-	return startProxy(t, &proxy{target: target})
-}
-
-// startProxy listens until the test ends.
+// startProxy listens for links to p.target until the test ends.
 func startProxy(t testing.TB, p *proxy) *proxy {
 	t.Helper()
 	p.t, p.address, p.links = t, "127.0.0.1:0", map[*link]bool{}

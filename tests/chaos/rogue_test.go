@@ -27,6 +27,7 @@ type rogue struct {
 	token   schemas.ServiceToken
 	public  string
 	sealing []byte
+	works   *nats.Subscription
 	work    chan *runbusv1.RunnerWorkAssignment
 	credit  chan *runbusv1.RunnerWorkCredit // those that were not taken are dropped
 }
@@ -69,7 +70,7 @@ func newRogue(t testing.TB, p *stack.Plane, id string) *rogue {
 		t.Fatalf("hello: %v", answer.GetError())
 	}
 	r.session = answer.GetSession()
-	if _, err := r.Subscribe(schemas.WorkSubject(r.ref, r.session), func(msg *nats.Msg) {
+	if r.works, err = r.Subscribe(schemas.WorkSubject(r.ref, r.session), func(msg *nats.Msg) {
 		m := new(runbusv1.RunnerWorkAssignment)
 		if bus.Decode(msg, m) == nil {
 			r.work <- m

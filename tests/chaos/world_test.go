@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -56,7 +57,8 @@ type world struct {
 	seen    [3]atomic.Int64 // by the watchers
 	conns   []*nats.Conn
 	number  atomic.Int64
-	jobs    []*job // judged
+	ends    sync.Map // of jobs, by marker
+	jobs    []*job   // judged
 	faults  map[string]int
 }
 
@@ -234,6 +236,12 @@ func (w *world) replace(m *member) {
 func (w *world) restart() {
 	w.t.Helper()
 	w.plane.Signal(w.t, syscall.SIGKILL)
+	w.revive()
+}
+
+// revive starts a control plane that was killed again.
+func (w *world) revive() {
+	w.t.Helper()
 	w.plane.Exit(w.t)
 	w.plane = stack.StartPlane(w.t, false, w.env)
 	w.awaitAll()

@@ -1,0 +1,134 @@
+package chaos
+
+import (
+	"encoding/json"
+	"net/http"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// A control plane that is killed leaves its callers with an unknown outcome: over HTTP an answer without an end, from runink the status
+// 4 and a text that says so, in whatever format it was to print. Nothing is run a second time when it is back; the runner stops the
+// source, and journals that the outcome is unknown; the timeline says it too.
+func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, sealed, 1, few, nil)
+	m := w.runners[0]
+	w.eavesdrop(m)
+	// All sources go on for longer than a runner waits for a replica that is silent; the last has sent nothing yet.
+	long := job{runner: m.id, rows: 200, last: 600_000, timeout: 9 * time.Minute}
+	mute := long
+	mute.first = 600_000
+	formats := []struct {
+		args []string
+		job  job
+	}{
+		{[]string{"--json"}, long}, {[]string{"--format", "json"}, long}, {[]string{"--format", "csv"}, long}, {[]string{"--format", "arrow"}, long},
+		{[]string{"--format", "csv"}, mute}, {nil, mute},
+	}
+	over := long
+	over.bereft = true
+	caller := several(2, over)
+	var asked []*job
+	var clis []*stack.Process
+	w.run(caller, func() {
+		for i, f := range formats {
+			j := f.job
+			j.marker = "cli" + string(rune('a'+i))
+			asked = append(asked, &j)
+			args := []string{"fetch", "run", "--runner", m.id, "--source", "http", "--timeout", j.timeout.String(), "--out", t.TempDir() + "/out"}
+			for k, v := range w.settings(&j) {
+				args = append(args, "--set", k+"="+v)
+			}
+			clis = append(clis, stack.Start(t, "runink "+j.marker, w.plane.Bin.Runink, w.plane.RuninkEnv(), append(args, f.args...)...))
+		}
+		asked = append(asked, caller...)
+		w.running(asked)
+		<-time.After(3 * time.Second) // the schedule's time: the timeline of a fetch that runs is stored after a second
+		w.plane.Signal(t, syscall.SIGKILL)
+		for i, c := range clis {
+			code := c.Exit(t)
+			say("chaos: control plane killed: runink fetch run %s ends with status %d: %s\n", strings.Join(formats[i].args, " "), code, lastLine(c.Stderr.String()))
+			if code != 4 || !strings.Contains(c.Stderr.String(), "outcome unknown") {
+				w.broken("right-outcome", "runink %q ended with status %d: %s", formats[i].args, code, c.Stderr)
+			}
+		}
+		w.revive()
+	})
+	for _, j := range caller {
+		if !j.accepted || j.finals != 0 || j.hungUp {
+			w.broken("right-outcome", "a caller whose control plane was killed was told an end: %s", j)
+		}
+	}
+	began := time.Now()
+	w.idle(stack.Patience)
+	say("chaos: the runner had stopped all sources %s after the control plane was back\n", time.Since(began).Round(100*time.Millisecond))
+	w.journalled(m, len(asked))
+	for _, j := range caller {
+		w.shown(j.dispatch)
+	}
+	w.quiet()
+	for _, j := range asked {
+		if n := w.origin.executed(j.marker); n != 1 {
+			w.broken("at-most-once", "executed %d times: %s", n, j)
+		}
+	}
+	w.watched()
+}
+
+// journalled waits until the runner's journal has the ends of n fetches, all unknown.
+func (w *world) journalled(m *member, n int) {
+	w.t.Helper()
+	type record struct{ Event, Dispatch, Outcome string }
+	var ends []record
+	eventually(stack.Patience, func() bool {
+		ends = nil
+		list := stack.Start(w.t, "core-runner journal", w.plane.Bin.CoreRunner, map[string]string{"CORE_RUNNER_STATE_DIR": m.state}, "journal", "list", "--json")
+		if code := list.Exit(w.t); code != 0 {
+			w.t.Fatalf("core-runner journal list ended with status %d: %s", code, list.Stderr)
+		}
+		var all []record
+		if err := json.Unmarshal([]byte(list.Stdout.String()), &all); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, r := range all {
+			if r.Event == "end" {
+				ends = append(ends, r)
+			}
+		}
+		return len(ends) >= n
+	})
+	if len(ends) != n {
+		w.broken("journal", "the journal has %d ends, not %d: %+v", len(ends), n, ends)
+	}
+	unknown := 0
+	for _, r := range ends {
+		if strings.EqualFold(r.Outcome, "outcome_unknown") {
+			unknown++
+		} else {
+			w.broken("journal", "the journal says %q of a fetch whose control plane was killed", r.Outcome)
+		}
+	}
+	say("chaos: the runner's journal has %d fetches with an unknown outcome\n", unknown)
+}
+
+// shown waits until the timeline of a dispatch that the killed control plane left says that its outcome is unknown.
+func (w *world) shown(dispatch string) {
+	w.t.Helper()
+	var line struct{ Outcome string }
+	if !eventually(stack.Patience, func() bool {
+		status, body := w.plane.Admin.Call(w.t, http.MethodGet, "/api/fetches/"+dispatch, nil)
+		return status == http.StatusOK && json.Unmarshal(body, &line) == nil && line.Outcome == "outcome_unknown"
+	}) {
+		w.broken("right-outcome", "the timeline of %s says %q", dispatch, line.Outcome)
+	}
+}
+
+func lastLine(text string) string {
+	lines := strings.Split(strings.TrimSpace(text), "\n")
+	return lines[len(lines)-1]
+}
