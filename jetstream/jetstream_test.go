@@ -286,6 +286,31 @@ func TestSecurityBucketsAreMadeOnceOnly(t *testing.T) {
 	view.Close()
 }
 
+// A data folder of an earlier format gets the security buckets that came after it, once; what it must have had is an alarm.
+func TestEarlierFormat(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	nc := b.Conn(t, embedded.UserSec)
+	s := open(t, b, nil)
+	if err := s.js.DeleteStream(ctx, Roster.stream()); err != nil { // as it was in format 1
+		t.Fatal(err)
+	}
+	if _, err := Open(ctx, nc, Options{Log: b.Log}); !errors.Is(err, ErrMissing) {
+		t.Fatalf("the present format without the registry: %v", err)
+	}
+	old := open(t, b, func(o *Options) { o.Fresh, o.Format = false, 1 })
+	if _, err := TableOf[value](old, Roster).Create(ctx, "key", value{}); err != nil {
+		t.Fatalf("the registry of a folder of format 1: %v", err)
+	}
+	open(t, b, func(o *Options) { o.Fresh = false })
+	if err := s.js.DeleteStream(ctx, Known.stream()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(ctx, nc, Options{Format: 1, Log: b.Log}); !errors.Is(err, ErrMissing) {
+		t.Fatalf("format 1 without what it had: %v", err)
+	}
+}
+
 func TestDrift(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)

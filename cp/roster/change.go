@@ -12,7 +12,7 @@ import (
 
 const (
 	// changeTimeout bounds one change, with the attempts that others were faster than.
-	changeTimeout = 15 * time.Second
+	changeTimeout = 30 * time.Second
 	// againWithin is how long at most a writer waits after it lost, so that many writers don't meet again.
 	againWithin = 20 * time.Millisecond
 )

@@ -30,8 +30,8 @@ const (
 
 	// What a runner and a live token may still grow by: a change by a person leaves that much free, so that an enrolment or a
 	// renewal is never refused for the size of the document.
-	leafBytes  = 512
-	claimBytes = 3 << 10
+	leafBytes  = 384
+	claimBytes = 2 << 10
 )
 
 // prune drops what is not needed any more.
@@ -76,6 +76,9 @@ func (d *document) limits(now time.Time) error {
 			}
 		}
 	}
+	if d.atMost()+grow <= MaxDocument {
+		return nil
+	}
 	body, err := json.Marshal(d)
 	if err != nil {
 		return schemas.Wrap(schemas.CodeInvalid, err, "the runner can't be stored")
@@ -85,6 +88,30 @@ func (d *document) limits(now time.Time) error {
 			WithHint("remove revoked runners, or use fewer and shorter labels")
 	}
 	return nil
+}
+
+// atMost is how long the document's JSON is at most: most are far below the limit, and to know that must not cost an encoding.
+func (d *document) atMost() int {
+	const (
+		runnerFrame, tokenFrame, leafFrame, labelFrame = 512, 512, 320, 6 // names of fields, times, ids, hashes
+		escaped                                        = 6                // bytes for one, as in \u003c
+	)
+	size := 64
+	for _, r := range d.Runners {
+		size += runnerFrame + len(r.Tenant) + len(r.Name) + len(r.Address) + len(r.Zone) + escaped*len(r.CreatedBy)
+		for key, value := range r.Labels {
+			size += labelFrame + len(key) + escaped*len(value)
+		}
+		for _, leaf := range []*Leaf{r.Current, r.Next} {
+			if leaf != nil {
+				size += leafFrame + 2*len(leaf.PublicKey)
+			}
+		}
+	}
+	for _, t := range d.Tokens {
+		size += tokenFrame + 2*len(t.Certificate)
+	}
+	return size
 }
 
 // validZone returns nil for up to 63 of letters, digits, - _ and dots; empty: none.

@@ -173,6 +173,9 @@ func (r *Roster) Mint(ctx context.Context, by auth.Principal, id string) (Runner
 	var runner Runner
 	var minted Minted
 	err := r.act(ctx, by, "runner.token", id, func(e event) error {
+		if id == schemas.ConsoleRunner {
+			return errConsole()
+		}
 		found, ok, err := r.Find(by.Tenant, id)
 		if err != nil {
 			return unavailable(err)
@@ -332,7 +335,7 @@ func (r *Roster) mint(ctx context.Context, runnerID string, store func(Token) er
 // find is the runner that id or name means, or why there is none.
 func (d *document) find(id string) (*Runner, error) {
 	if id == schemas.ConsoleRunner {
-		return nil, schemas.Errorf(schemas.CodeForbidden, "the Runink managed runner is the platform's own: it can't be changed, enrolled or revoked")
+		return nil, errConsole()
 	}
 	if r := d.runner(id); r != nil {
 		return r, nil
@@ -361,6 +364,10 @@ func validName(name string) error {
 		return schemas.Errorf(schemas.CodeInvalid, "the runner name %q has the form of an id: choose another one", name)
 	}
 	return nil
+}
+
+func errConsole() error {
+	return schemas.Errorf(schemas.CodeForbidden, "the Runink managed runner is the platform's own: it can't be changed, enrolled or revoked")
 }
 
 func errNameTaken(name string) error {
