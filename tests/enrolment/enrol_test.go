@@ -1,0 +1,502 @@
+package enrolment
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/bus/link"
+	"github.com/org-runink/runbus/cp/enrol"
+	"github.com/org-runink/runbus/cp/roster"
+	"github.com/org-runink/runbus/runner/identity"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+func TestATicketEnrolsItsRunner(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	h := newHost(t, &ticket)
+	must(t, p.exchange(t.Context(), h.addr, r))
+	must(t, h.served())
+	p.one(t, h)
+	cert := h.store.Leaf().Leaf
+	if len(cert.URIs) != 1 || cert.URIs[0].String() != "spiffe://core.runink/runner/"+r.ID || len(cert.DNSNames)+len(cert.IPAddresses) > 0 ||
+		len(cert.ExtKeyUsage) != 1 || cert.ExtKeyUsage[0] != x509.ExtKeyUsageServerAuth {
+		t.Errorf("the certificate says %v %v %v %v", cert.URIs, cert.DNSNames, cert.IPAddresses, cert.ExtKeyUsage)
+	}
+	if life := cert.NotAfter.Sub(time.Now()); life > 24*time.Hour || life < 24*time.Hour-time.Minute {
+		t.Errorf("it lives for %s", life)
+	}
+	if h.store.Tenant() != ada.Tenant || h.store.Name() != "edge" {
+		t.Errorf("the folder says %s/%s", h.store.Tenant(), h.store.Name())
+	}
+	if events := p.events(t, "runner.enrol"); !strings.Contains(events, "ok") || !strings.Contains(events, r.ID) {
+		t.Errorf("the audit log has %q", events)
+	}
+	if protos, err := enrol.Protocols(p.runner(t, r.ID), time.Now()); err != nil || protos[0] != link.ProtoLink {
+		t.Error(protos, err)
+	}
+	for _, secret := range []string{ticket.Encode(), ticket.Encode()[20:40]} {
+		if strings.Contains(h.logged.String(), secret) {
+			t.Error("the runner's log shows the ticket")
+		}
+	}
+	// A restart with the command that is still in the shell's history.
+	h.restart(&ticket)
+	p.one(t, h)
+	if !strings.Contains(h.logged.String(), "the ticket is not needed") {
+		t.Error("nothing says that the ticket is not needed")
+	}
+}
+
+func TestWhoIsNotTheOwnerSpendsNothing(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	other, otherTicket := p.create(t, "other")
+	stranger := ticket
+	stranger.CASHA256[0] ^= 1
+	forged := ticket
+	forged.Token = otherTicket.Token
+	guessed := ticket
+	guessed.Token = [32]byte{1}
+	for what, c := range map[string]struct {
+		ticket     schemas.Ticket
+		cp, runner string // what each side's error says
+	}{
+		"a ticket of another runner": {otherTicket, "the control plane dialled for another one", "the control plane dialled for another one"},
+		"a token of another runner":  {forged, "did not prove that it holds the ticket", "did not prove that it holds the ticket"},
+		"a guessed token":            {guessed, "did not prove that it holds the ticket", "did not prove that it holds the ticket"},
+		"a ticket of another CA":     {stranger, "is of another runner CA", "of another CA"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t, &c.ticket)
+			err := p.exchange(t.Context(), h.addr, r)
+			if err == nil || !strings.Contains(err.Error(), c.cp) {
+				t.Errorf("the control plane says %q, not %q", err, c.cp)
+			}
+			if hint(err) == "" {
+				t.Errorf("%q does not say what to do", err)
+			}
+			if err := h.served(); err == nil || !strings.Contains(err.Error(), c.runner) {
+				t.Errorf("the runner says %q, not %q", err, c.runner)
+			}
+			if h.store.State() != identity.Pending {
+				t.Error("the runner is", h.store.State())
+			}
+			p.unspent(t, r.ID)
+			p.unspent(t, other.ID)
+		})
+	}
+	if events := p.events(t, "runner.enrol"); strings.Count(events, "wrong proof") != 2 {
+		t.Errorf("the audit log has %q", events)
+	}
+	h := newHost(t, &ticket)
+	must(t, p.exchange(t.Context(), h.addr, r))
+	p.one(t, h)
+}
+
+func TestTokensThatEnded(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	h := newHost(t, &ticket)
+	refused := func(want string) {
+		t.Helper()
+		err := p.exchange(t.Context(), h.addr, p.runner(t, r.ID))
+		if err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(hint(err), "new token") && !strings.Contains(hint(err), "last ticket") {
+			t.Errorf("%q (%q) does not say %q", err, hint(err), want)
+		}
+		if err := h.served(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("the runner was told %q", err)
+		}
+		if h.store.State() != identity.Pending {
+			t.Error(h.store.State())
+		}
+	}
+	p.restart(t) // the proof key was in memory
+	refused("no token that can be proven")
+	_, minted, err := p.roster.Mint(t.Context(), ada, r.ID)
+	must(t, err)
+	refused("did not prove that it holds the ticket") // the old one, by which the runner goes
+	p.clock.advance(16 * time.Minute)
+	h.clock.advance(16 * time.Minute)
+	refused("no token that can be proven")
+	_, minted, err = p.roster.Mint(t.Context(), ada, r.ID)
+	must(t, err)
+	must(t, p.roster.RevokeToken(t.Context(), ada, minted.TokenID))
+	refused("no token that can be proven")
+	_, minted, err = p.roster.Mint(t.Context(), ada, r.ID)
+	must(t, err)
+	fresh := p.ticket(r, minted)
+	h.restart(&fresh) // the same folder, the same key
+	must(t, p.exchange(t.Context(), h.addr, r))
+	p.one(t, h)
+}
+
+func TestOneOfFiftyWins(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	const many = 50
+	hosts := make([]*host, many)
+	for i := range hosts {
+		hosts[i] = newHost(t, &ticket)
+	}
+	errs := make([]error, many)
+	var claims sync.WaitGroup
+	for i, h := range hosts {
+		claims.Go(func() { errs[i] = p.exchange(t.Context(), h.addr, r) })
+	}
+	claims.Wait()
+	var winner *host
+	for i, err := range errs {
+		switch {
+		case err == nil && winner == nil:
+			winner = hosts[i]
+		case err == nil:
+			t.Fatal("two have won")
+		case !strings.Contains(err.Error(), "used already, with another key"):
+			t.Errorf("a loser is told %q", err)
+		case hosts[i].store.State() != identity.Pending:
+			t.Error("a loser is", hosts[i].store.State())
+		}
+	}
+	if winner == nil {
+		t.Fatal("nobody has won")
+	}
+	p.one(t, winner)
+	if events := p.events(t, "runner.enrol"); strings.Count(events, "double use") != many-1 {
+		t.Errorf("the audit log has %d double uses", strings.Count(events, "double use"))
+	}
+}
+
+func TestALostReplyIsDeliveredAgain(t *testing.T) {
+	for what, after := range map[string]func(t *testing.T, p *plane, h *host, ticket *schemas.Ticket){
+		"at once":                 func(*testing.T, *plane, *host, *schemas.Ticket) {},
+		"the runner restarted":    func(_ *testing.T, _ *plane, h *host, ticket *schemas.Ticket) { h.restart(ticket) },
+		"without its ticket":      func(_ *testing.T, _ *plane, h *host, _ *schemas.Ticket) { h.restart(nil) },
+		"the control plane, too":  func(t *testing.T, p *plane, h *host, _ *schemas.Ticket) { p.restart(t); h.restart(nil) },
+		"with its ticket, though": func(t *testing.T, p *plane, h *host, ticket *schemas.Ticket) { p.restart(t); h.restart(ticket) },
+		"the ticket expired by then": func(_ *testing.T, p *plane, h *host, ticket *schemas.Ticket) {
+			p.clock.advance(20 * time.Minute)
+			h.clock.advance(20 * time.Minute)
+			h.restart(ticket)
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			p := start(t)
+			r, ticket := p.create(t, "edge")
+			h := newHost(t, &ticket)
+			if !p.killedAt("token consumed", func() { _ = p.exchange(t.Context(), h.addr, r) }) {
+				t.Fatal("the token was not consumed")
+			}
+			if err := h.served(); err == nil {
+				t.Fatal("the cut was not noticed")
+			}
+			issued := p.settled(t, r.ID, func(r roster.Runner) bool { return r.State == roster.Active }).Current.Fingerprint
+			after(t, p, h, &ticket)
+			thief := newHost(t, &ticket) // has the ticket, not the key
+			if err := p.exchange(t.Context(), thief.addr, p.runner(t, r.ID)); err == nil || thief.store.State() != identity.Pending {
+				t.Fatal("the certificate went to another key", err)
+			}
+			must(t, p.exchange(t.Context(), h.addr, p.runner(t, r.ID)))
+			must(t, h.served())
+			p.one(t, h)
+			if h.store.Fingerprint() != issued {
+				t.Error("another certificate was issued")
+			}
+		})
+	}
+}
+
+func TestClocksThatAreApart(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	for _, apart := range []time.Duration{20 * time.Minute, -20 * time.Minute, 48 * time.Hour, -48 * time.Hour} {
+		t.Run(apart.String(), func(t *testing.T) {
+			h := newHost(t, &ticket)
+			h.clock.advance(apart)
+			err := p.exchange(t.Context(), h.addr, r)
+			for side, err := range map[string]error{"control plane": err, "runner": h.served()} {
+				if err == nil || !strings.Contains(err.Error(), "the clocks are apart") || !strings.Contains(err.Error(), apart.Abs().String()) && !strings.Contains(err.Error(), (apart.Abs()-time.Second).String()) {
+					t.Errorf("the %s says %v", side, err)
+				}
+				if !strings.Contains(hint(err), "NTP") {
+					t.Errorf("the %s does not say what to do: %q", side, hint(err))
+				}
+			}
+			p.unspent(t, r.ID)
+		})
+	}
+	h := newHost(t, &ticket)
+	h.clock.advance(4 * time.Minute)
+	must(t, p.exchange(t.Context(), h.addr, r))
+	p.one(t, h)
+}
+
+// TestARelayCannotEnrol stands between both with TLS connections of its own. What it has towards the runner is even the control
+// plane's own certificate, which it could have only by having stolen it.
+func TestARelayCannotEnrol(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	for what, meddle := range map[string]func(t *testing.T, own *tls.Certificate, f *frame) *frame{
+		"passes all on": func(_ *testing.T, _ *tls.Certificate, f *frame) *frame { return f },
+		"asks for its own key": func(t *testing.T, own *tls.Certificate, f *frame) *frame {
+			csr, err := identity.Request(own.PrivateKey.(signer), r.ID)
+			must(t, err)
+			f.GetProof().CsrDer = csr
+			return f
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t, &ticket)
+			own := selfSigned(t, r.ID)
+			relay := listen(t, &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{own}}, func(fromPlane *tls.Conn) {
+				config, err := p.ca.ClientTLS(link.ProtoEnrol)
+				if err != nil {
+					return
+				}
+				toRunner, err := tls.Dial("tcp", h.addr, config)
+				if err != nil {
+					return
+				}
+				defer toRunner.Close()
+				hello := new(frame)
+				if link.ReadFrame(fromPlane, hello) != nil || link.WriteFrame(toRunner, hello) != nil {
+					return
+				}
+				proof := new(frame)
+				if link.ReadFrame(toRunner, proof) != nil || link.WriteFrame(fromPlane, meddle(t, &own, proof)) != nil {
+					return
+				}
+				answer := new(frame)
+				if link.ReadFrame(fromPlane, answer) == nil {
+					_ = link.WriteFrame(toRunner, answer)
+				}
+			})
+			err := p.exchange(t.Context(), relay, r)
+			if err == nil || schemas.CodeOf(err) != schemas.CodeForbidden {
+				t.Error("the control plane took the relay for the runner:", err)
+			}
+			if err := h.served(); err == nil || h.store.State() != identity.Pending {
+				t.Error("the runner took the relay for the control plane")
+			}
+			p.unspent(t, r.ID)
+		})
+	}
+	t.Run("a proof that is replayed", func(t *testing.T) {
+		h := newHost(t, &ticket)
+		var old *frame
+		for range 2 {
+			own := selfSigned(t, r.ID)
+			relay := listen(t, &tls.Config{MinVersion: tls.VersionTLS13, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{own}}, func(fromPlane *tls.Conn) {
+				hello := new(frame)
+				if link.ReadFrame(fromPlane, hello) != nil {
+					return
+				}
+				if old == nil {
+					config, err := p.ca.ClientTLS(link.ProtoEnrol)
+					if err != nil {
+						return
+					}
+					toRunner, err := tls.Dial("tcp", h.addr, config)
+					if err != nil {
+						return
+					}
+					defer toRunner.Close()
+					proof := new(frame)
+					if link.WriteFrame(toRunner, hello) == nil && link.ReadFrame(toRunner, proof) == nil {
+						old = proof
+					}
+					return
+				}
+				_ = link.WriteFrame(fromPlane, old)
+				_ = link.ReadFrame(fromPlane, new(frame)) // the refusal
+			})
+			if err := p.exchange(t.Context(), relay, r); err == nil {
+				t.Error("the control plane took a replay for the runner")
+			}
+			p.unspent(t, r.ID)
+		}
+		if old == nil {
+			t.Fatal("nothing was recorded")
+		}
+	})
+	t.Run("somebody without a certificate of the CA", func(t *testing.T) {
+		h := newHost(t, &ticket)
+		stranger := selfSigned(t, r.ID)
+		conn, err := tls.Dial("tcp", h.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{stranger}})
+		if err == nil {
+			defer conn.Close()
+			if err = link.ReadFrame(conn, new(frame)); err == nil {
+				t.Error("the runner said something to a stranger")
+			}
+		}
+		if err := h.served(); err == nil || !strings.Contains(err.Error(), "another CA") {
+			t.Error(err)
+		}
+	})
+	h := newHost(t, &ticket)
+	must(t, p.exchange(t.Context(), h.addr, r))
+	p.one(t, h)
+}
+
+// TestAControlPlaneThatDoesNotKnowTheToken has a certificate of the CA and signs what it is asked to.
+func TestAControlPlaneThatDoesNotKnowTheToken(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	for what, spoil := range map[string]func(*runbusv1.EnrolGrant){
+		"without a proof":       func(*runbusv1.EnrolGrant) {},
+		"with a wrong proof":    func(g *runbusv1.EnrolGrant) { g.Mac = make([]byte, 32) },
+		"wrong, and once again": func(g *runbusv1.EnrolGrant) { g.Mac, g.Again = make([]byte, 32), true },
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t, &ticket)
+			config, err := p.ca.ClientTLS(link.ProtoEnrol)
+			must(t, err)
+			conn, err := tls.Dial("tcp", h.addr, config)
+			must(t, err)
+			defer conn.Close()
+			must(t, link.WriteFrame(conn, helloFor(r.ID, time.Now())))
+			proof := new(frame)
+			must(t, link.ReadFrame(conn, proof))
+			chain, _, err := p.ca.SignLeaf(proof.GetProof().GetCsrDer(), r.ID, time.Hour)
+			must(t, err)
+			grant := &runbusv1.EnrolGrant{CertificatePem: chain, Tenant: "acme"}
+			spoil(grant)
+			must(t, link.WriteFrame(conn, &frame{Said: &runbusv1.EnrolFrame_Grant{Grant: grant}}))
+			answer := new(frame)
+			must(t, link.ReadFrame(conn, answer))
+			if answer.GetRefused().GetCode() != string(schemas.CodeForbidden) || h.store.State() != identity.Pending {
+				t.Error(answer, h.store.State())
+			}
+		})
+	}
+}
+
+func TestWhoDialsForAnEnrolmentIsCheckedAtTheHandshake(t *testing.T) {
+	p := start(t)
+	r, ticket := p.create(t, "edge")
+	h := newHost(t, &ticket)
+	client := caSigner(t, p.caDir)
+	good := func() *x509.Certificate {
+		return &x509.Certificate{NotBefore: time.Now().Add(-time.Minute), NotAfter: time.Now().Add(time.Hour), URIs: uris(schemas.ControlPlaneURI()), ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}
+	}
+	for what, c := range map[string]struct {
+		spoil  func(*x509.Certificate)
+		config func(*tls.Config)
+		want   string
+	}{
+		"a runner's leaf": {func(c *x509.Certificate) { c.URIs = uris(schemas.RunnerURI(r.ID)) }, nil, "is not spiffe://core.runink/control-plane"},
+		"two URIs":        {func(c *x509.Certificate) { c.URIs = append(c.URIs, schemas.ControlPlaneURI()) }, nil, "is not spiffe://core.runink/control-plane"},
+		"a server's":      {func(c *x509.Certificate) { c.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth} }, nil, "no client certificate of the runner CA"},
+		"TLS 1.2":         {nil, func(c *tls.Config) { c.MinVersion, c.MaxVersion = tls.VersionTLS12, tls.VersionTLS12 }, "unsupported versions"},
+		"no certificate":  {nil, func(c *tls.Config) { c.Certificates = nil }, "client didn't provide a certificate"},
+		"no CA behind it": {nil, func(c *tls.Config) { c.Certificates[0].Certificate = c.Certificates[0].Certificate[:1] }, "another CA"},
+		"another ALPN":    {nil, func(c *tls.Config) { c.NextProtos = []string{"h2"} }, "unsupported application protocols"},
+		"no ALPN":         {nil, func(c *tls.Config) { c.NextProtos = nil }, "no TLS 1.3 connection for an enrolment"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			template := good()
+			if c.spoil != nil {
+				c.spoil(template)
+			}
+			config := &tls.Config{InsecureSkipVerify: true, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{client(template)}}
+			if c.config != nil {
+				c.config(config)
+			}
+			conn, err := tls.Dial("tcp", h.addr, config)
+			if err == nil {
+				defer conn.Close()
+				_ = link.WriteFrame(conn, helloFor(r.ID, time.Now()))
+				if err = link.ReadFrame(conn, new(frame)); err == nil {
+					t.Error("the runner answered")
+				}
+			}
+			if err := h.served(); err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("the runner says %q, not %q", err, c.want)
+			}
+		})
+	}
+	for what, c := range map[string]struct{ from, to, runner time.Duration }{
+		"expired": {-time.Minute, time.Hour, 24 * time.Hour}, "not yet valid": {24 * time.Hour, 48 * time.Hour, 0},
+	} {
+		t.Run(what, func(t *testing.T) {
+			h := newHost(t, &ticket)
+			h.clock.advance(c.runner)
+			template := good()
+			template.NotBefore, template.NotAfter = time.Now().Add(c.from), time.Now().Add(c.to)
+			conn, err := tls.Dial("tcp", h.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{client(template)}})
+			must(t, err)
+			defer conn.Close()
+			must(t, link.WriteFrame(conn, helloFor(r.ID, h.clock.now())))
+			if err := h.served(); err == nil || !strings.Contains(err.Error(), "the control plane's certificate is not valid now") {
+				t.Errorf("the runner says %q", err)
+			}
+		})
+	}
+	must(t, p.exchange(t.Context(), h.addr, r))
+	p.one(t, h)
+}
+
+// caSigner signs with the CA in dir, whatever it is asked to.
+func caSigner(t *testing.T, dir string) func(*x509.Certificate) tls.Certificate {
+	t.Helper()
+	pair, err := tls.LoadX509KeyPair(filepath.Join(dir, "ca.pem"), filepath.Join(dir, "ca.key"))
+	must(t, err)
+	return func(template *x509.Certificate) tls.Certificate {
+		return signed(t, template, pair.Leaf, pair.PrivateKey)
+	}
+}
+
+func TestTheCAIsMintedOnce(t *testing.T) {
+	p := start(t)
+	first := p.ca.SHA256()
+	again := func(want string) {
+		t.Helper()
+		ca, err := enrol.EnsureCA(p.caDir, p.Log)
+		switch {
+		case want == "" && (err != nil || ca.SHA256() != first):
+			t.Error("the CA has changed:", err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want) || hint(err) == ""):
+			t.Errorf("%v does not say %q", err, want)
+		}
+	}
+	again("")
+	for _, name := range []string{"ca.pem", "ca.key"} {
+		info, err := os.Stat(filepath.Join(p.caDir, name))
+		must(t, err)
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v", name, info.Mode())
+		}
+	}
+	file := func(name string) string { return filepath.Join(p.caDir, name) }
+	certificate, err := os.ReadFile(file("ca.pem"))
+	must(t, err)
+	key, err := os.ReadFile(file("ca.key"))
+	must(t, err)
+	must(t, os.Remove(file("ca.pem"))) // the crash of a mint
+	again("")
+	must(t, os.Chmod(p.caDir, 0o755))
+	again("open to others")
+	must(t, os.Chmod(p.caDir, 0o700))
+	must(t, os.Chmod(file("ca.key"), 0o640))
+	again("open to others")
+	must(t, os.Chmod(file("ca.key"), 0o600))
+	must(t, os.Remove(file("ca.key")))
+	again("its key is missing")
+	must(t, os.WriteFile(file("ca.key"), key[:100], 0o600))
+	again("can't be read")
+	block, _ := pem.Decode(key)
+	must(t, os.WriteFile(file("ca.key"), pem.EncodeToMemory(block), 0o600)) // brought along by an operator: the key alone
+	again("")
+	must(t, os.Remove(file("ca.pem")))
+	again("its certificate is missing")
+	must(t, os.WriteFile(file("ca.pem"), certificate, 0o600))
+	again("")
+}
