@@ -137,8 +137,11 @@ func (w *work) do() {
 	} else {
 		result = w.run()
 	}
-	w.agent.works.ended(w, w.agent.waits.delivery) // first: whoever has the result may count on the slot
+	silent := w.agent.works.ended(w, w.agent.waits.delivery) // first: whoever has the result may count on the slot
 	w.deliver(result)
+	if silent {
+		w.forsaken()
+	}
 }
 
 // refuse is the answer to an assignment that got no slot. Nothing was touched.
@@ -285,18 +288,11 @@ func (w *work) reason(err error) error {
 	return schemas.Wrap(schemas.CodeFailed, err, fmt.Sprintf("the fetch failed on the runner: %v", err))
 }
 
-// deliver sends the last frame and waits until the control plane has it. A replica that is silent may only have been stopped
+// deliver sends the last frame, and has over called when the control plane has it. A replica that is silent may only have been stopped
 // for a while, and its caller waits: the result is kept for it as long as for any other.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
-	err := w.sender.Send(context.Background(), result)
+	w.sender.Deliver(result, w.over)
 	w.logDone(result.GetResponse())
-	if w.agent.works.isForsaken(w) {
-		w.forsaken()
-	}
-	if err == nil {
-		err = w.sender.Drain(context.Background())
-	}
-	w.over(err)
 }
 
 // logDone says that a work went well, once the result is on its way.
@@ -311,7 +307,6 @@ func (w *work) logDone(r *runbusv1.RunFetchResponse) {
 
 // over ends the work, whose result was acknowledged if err is nil.
 func (w *work) over(err error) {
-	w.sender.Close()
 	if err != nil {
 		w.log.Error("outcome unknown to the control plane: the result was not acknowledged", "error", err)
 	}

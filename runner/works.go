@@ -234,8 +234,9 @@ func (w *works) remember(id string, f fate) {
 	w.oldest = (w.oldest + 1) % seenMost
 }
 
-// ended frees the slot of a work, which has its result and keeps it for so long at most.
-func (w *works) ended(job *work, delivery time.Duration) {
+// ended frees the slot of a work, which has its result and keeps it for so long at most. It reports whether nobody seems to wait for
+// that.
+func (w *works) ended(job *work, delivery time.Duration) (silent bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if job.refused == nil {
@@ -243,6 +244,7 @@ func (w *works) ended(job *work, delivery time.Duration) {
 		w.undelivered++
 	}
 	w.wake(job.kept(delivery))
+	return job.silent
 }
 
 // silence notes that nobody seems to wait for the result of a work. It reports whether that still runs.
@@ -251,13 +253,6 @@ func (w *works) silence(job *work) (running bool) {
 	defer w.mu.Unlock()
 	job.silent = true
 	return job.isRunning()
-}
-
-// isForsaken reports whether silence was called.
-func (w *works) isForsaken(job *work) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	return job.silent
 }
 
 // orphan notes that nobody seems to wait for the result of a work that has ended. It reports whether there is room to keep it for
