@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -29,6 +30,7 @@ func BenchmarkDispatch(b *testing.B) {
 				l := newLoop(b, server, how == "stream")
 				ids := make(chan string)
 				ended := make(chan error, inFlight)
+				cpu := cpuTime(b)
 				b.ResetTimer()
 				for range inFlight {
 					go func() {
@@ -51,11 +53,22 @@ func BenchmarkDispatch(b *testing.B) {
 					}
 				}
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "dispatches/s")
+				b.ReportMetric(float64(cpuTime(b)-cpu)/float64(b.N), "cpu-ns/op")
 				b.StopTimer()
 				l.close(b)
 			})
 		}
 	}
+}
+
+// cpuTime is what this process has used.
+func cpuTime(b *testing.B) time.Duration {
+	b.Helper()
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
 // loop is a runner that answers every assignment, and the replica that sends them.

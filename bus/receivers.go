@@ -67,6 +67,7 @@ type Receivers struct {
 	memory  []byte             // for credits that go out together; belongs to the writer
 	nowait  bool               // what is ready or owed goes out now
 	pending bool               // lingers runs
+	hurried bool               // …for lingerFor
 	waiting map[string]*waiter // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
@@ -228,14 +229,25 @@ func (r *Receivers) enqueue(one *Receiver, urgent bool) {
 	r.schedule(urgent)
 }
 
+// Credits that no runner waits for go out together: lingerFor after there are some, and else within restFor.
+const (
+	some    = 8
+	restFor = 8 * lingerFor
+)
+
 // schedule wakes the writer, now or soon. The lock is held.
 func (r *Receivers) schedule(urgent bool) {
+	n := len(r.ready) + len(r.owed)
 	switch {
-	case urgent && !r.nowait:
+	case r.nowait:
+	case urgent:
 		r.nowait = true
 		poke(r.wake)
-	case !urgent && !r.nowait && !r.pending:
+	case !r.pending:
 		r.pending = true
+		r.lingers.Reset(restFor)
+	case n >= some && !r.hurried:
+		r.hurried = true
 		r.lingers.Reset(lingerFor)
 	}
 }
@@ -273,7 +285,7 @@ func (r *Receivers) write() {
 		batch = append(batch, r.owed...)
 		clear(r.owed)
 		r.owed = r.owed[:0]
-		r.nowait, r.pending = false, false
+		r.nowait, r.pending, r.hurried = false, false, false
 		r.lingers.Stop()
 		r.buried.expire(now.Add(-r.timing.tombstone))
 		r.mu.Unlock()

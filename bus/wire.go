@@ -21,6 +21,7 @@ const (
 	dispatchNumber, sessionNumber, seqNumber = 1, 2, 3
 
 	acceptedPidNumber, acceptedAtNumber                              = 104, 105
+	progressUpdateNumber                                             = 114
 	chunkArrowNumber, chunkRowsNumber, chunkBytesNumber              = 124, 125, 126
 	resultResponseNumber, resultStartedNumber, resultSha256Number    = 134, 136, 137
 	creditAcknowledgedNumber, creditWindowNumber, creditResendNumber = 153, 154, 155
@@ -84,6 +85,12 @@ func appendFrame(b []byte, f Frame) ([]byte, error) {
 				b = appendClock(b, acceptedAtNumber, at.Seconds, at.Nanos)
 			}
 			return b, nil
+		case *runbusv1.RunnerWorkProgress:
+			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
+			if f.Update != nil {
+				b = appendUpdate(b, f.Update)
+			}
+			return b, nil
 		case *runbusv1.RunnerWorkChunk:
 			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
 			b = appendBytes(b, chunkArrowNumber, f.ArrowIpc)
@@ -99,6 +106,19 @@ func appendFrame(b []byte, f Frame) ([]byte, error) {
 		}
 	}
 	return proto.MarshalOptions{}.MarshalAppend(b, f)
+}
+
+// appendUpdate writes the update of a progress.
+func appendUpdate(b []byte, u *runbusv1.RunFetchUpdate) []byte {
+	var room [160]byte
+	inner := appendInt(room[:0], 1, int64(u.Phase))
+	inner = appendString(inner, 2, u.Message)
+	inner = appendInt(appendInt(inner, 3, u.Rows), 4, u.Bytes)
+	inner = appendBool(inner, 5, u.Done)
+	if at := u.At; at != nil {
+		inner = appendClock(inner, 6, at.Seconds, at.Nanos)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(b, progressUpdateNumber, protowire.BytesType), inner)
 }
 
 // appendResponse writes the response of a result; it has no notices.
@@ -198,7 +218,8 @@ func (n *names) readFrame(number protowire.Number, body []byte, whole int) (Fram
 		m := &runbusv1.RunnerWorkAccepted{}
 		f, ok = m, n.accepted(body, m)
 	case progressNumber:
-		f = &runbusv1.RunnerWorkProgress{}
+		m := &runbusv1.RunnerWorkProgress{}
+		f, ok = m, n.progress(body, m)
 	case chunkNumber:
 		m := &runbusv1.RunnerWorkChunk{}
 		f, ok = m, n.chunk(body, m, whole)
@@ -233,6 +254,52 @@ func (n *names) accepted(body []byte, m *runbusv1.RunnerWorkAccepted) bool {
 				return false
 			}
 			m.At = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
+		default:
+			return false
+		}
+	}
+	return f.ok
+}
+
+func (n *names) progress(body []byte, m *runbusv1.RunnerWorkProgress) bool {
+	f := fields{rest: body}
+	for f.next() {
+		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
+		switch {
+		case !ok:
+			return false
+		case taken:
+		case f.is(progressUpdateNumber, protowire.BytesType) && m.Update == nil:
+			m.Update = &runbusv1.RunFetchUpdate{}
+			if !readUpdate(f.bytes, m.Update) {
+				return false
+			}
+		default:
+			return false
+		}
+	}
+	return f.ok
+}
+
+func readUpdate(body []byte, u *runbusv1.RunFetchUpdate) bool {
+	f := fields{rest: body}
+	for f.next() {
+		switch {
+		case f.is(1, protowire.VarintType):
+			u.Phase = runbusv1.Phase(int32(int64(f.varint))) // as protobuf does with what is over 32 bits
+		case f.number == 2 && f.text(&u.Message):
+		case f.is(3, protowire.VarintType):
+			u.Rows = int64(f.varint)
+		case f.is(4, protowire.VarintType):
+			u.Bytes = int64(f.varint)
+		case f.is(5, protowire.VarintType):
+			u.Done = protowire.DecodeBool(f.varint)
+		case f.is(6, protowire.BytesType) && u.At == nil:
+			seconds, nanos, ok := readClock(f.bytes)
+			if !ok {
+				return false
+			}
+			u.At = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
 		default:
 			return false
 		}

@@ -20,6 +20,10 @@ func TestFramesAreWrittenAsProtobufDoes(t *testing.T) {
 	for _, f := range []Frame{
 		&runbusv1.RunnerWorkAccepted{}, &runbusv1.RunnerWorkAccepted{DispatchId: "d", Session: "s", Seq: 1, Pid: -1, At: &timestamppb.Timestamp{Seconds: -1 << 62, Nanos: -5}},
 		&runbusv1.RunnerWorkAccepted{Seq: 300, At: &timestamppb.Timestamp{}},
+		&runbusv1.RunnerWorkProgress{}, &runbusv1.RunnerWorkProgress{Seq: 1, Update: &runbusv1.RunFetchUpdate{}},
+		&runbusv1.RunnerWorkProgress{Seq: 1, Update: &runbusv1.RunFetchUpdate{
+			Phase: -1, Message: string(long[:300]), Rows: -1, Bytes: -1, Done: true, At: &timestamppb.Timestamp{Seconds: -1, Nanos: -1},
+		}},
 		&runbusv1.RunnerWorkProgress{DispatchId: "d", Seq: 2, Update: &runbusv1.RunFetchUpdate{Message: "x"}},
 		&runbusv1.RunnerWorkChunk{}, &runbusv1.RunnerWorkChunk{DispatchId: "d", Session: "s", Seq: 1 << 40, ArrowIpc: long, Rows: 1 << 62, Bytes: -3},
 		&runbusv1.RunnerWorkResult{}, &runbusv1.RunnerWorkResult{Started: true, StreamSha256: long[:32]},
