@@ -168,6 +168,7 @@ func (w *world) cutRound(r *rand.Rand, m *member, n int) {
 // One control plane and one runner process keep nothing of the dispatches that they have done, nor of the links that were cut: 10,000
 // and 1,000 in the long run. The goroutines of the runner are compared with those of a process that has done little.
 func TestNothingLeaks(t *testing.T) {
+	t.Parallel()
 	rounds, perRound := 30, 10
 	if *longFlag {
 		rounds = 1000
