@@ -97,7 +97,7 @@ func ensureCA(dir string, log *slog.Logger, now func() time.Time) (*CA, error) {
 		return nil, badCA(dir, "its certificate is not an authority's")
 	}
 	if now().After(pair.Leaf.NotAfter) {
-		return nil, badCA(dir, fmt.Sprintf("its certificate expired at %s", pair.Leaf.NotAfter.Format(time.RFC3339)))
+		return nil, badCA(dir, "its certificate expired at "+pair.Leaf.NotAfter.UTC().Format(time.RFC3339))
 	}
 	ca.cert, ca.key = pair.Leaf, signer
 	return ca, nil

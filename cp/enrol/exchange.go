@@ -96,7 +96,7 @@ func ErrExpired(end time.Time) *schemas.Error {
 // with config (CA.ClientTLS). Nil: the runner has its certificate, and link.ProtoLink is next. An attempt by somebody who is not the
 // owner of the ticket, or of the certificate, changes nothing. An error says why, and the runner was told.
 func (e *Enroller) Exchange(ctx context.Context, conn *tls.Conn, config *tls.Config, r roster.Runner) error {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

@@ -239,7 +239,7 @@ func wantOneCertificate(t *testing.T, j job) {
 		t.Fatal(err)
 	}
 	s := open(t, j.Dir)
-	defer s.Close()
+	defer func() { _ = s.Close() }()
 	want := p.Current
 	if j.Renew {
 		want = p.Next

@@ -148,7 +148,7 @@ func verifyControlPlane(cs tls.ConnectionState, caSHA256 [32]byte) error {
 // Serve carries out one exchange over conn, which was accepted with the TLS of this Responder, and closes it. Nil: a certificate was
 // installed. An error says what was wrong, in words that the other side has been told too if they are ours.
 func (r *Responder) Serve(ctx context.Context, conn *tls.Conn) error {
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()

@@ -151,7 +151,7 @@ func TestTheFolderIsCheckedBeforeAnythingIsTrusted(t *testing.T) {
 		"open to all":         {func(t *testing.T, dir string) string { return chmod(t, dir, 0o777) }, "mode 0777"},
 		"not writable":        {func(t *testing.T, dir string) string { return chmod(t, dir, 0o500) }, "mode 0500"},
 		"a file":              {func(_ *testing.T, dir string) string { return filepath.Join(dir, "identity.pem") }, "state folder can't be"},
-		"a symbolic link":     {func(t *testing.T, dir string) string { return link(t, dir) }, "symbolic link"},
+		"a symbolic link":     {link, "symbolic link"},
 		"key open to others":  {func(t *testing.T, dir string) string { chmod(t, filepath.Join(dir, "identity.pem"), 0o644); return dir }, "mode 0644"},
 		"identity is a link":  {func(t *testing.T, dir string) string { return relink(t, dir, "identity.pem") }, "symbolic link"},
 		"ca.pem is a link":    {func(t *testing.T, dir string) string { return relink(t, dir, "ca.pem") }, "symbolic link"},
@@ -269,8 +269,8 @@ func TestAnExpiredCertificateIsUsableForSevenDays(t *testing.T) {
 
 func TestEd25519KeysOfOthersAreRead(t *testing.T) {
 	// The key of identity.pem is whatever the certificate is for; this program makes P-256.
-	ca, id, dir := newAuthority(t), schemas.NewRunnerID(), ""
-	dir = enrolled(t, ca, id)
+	ca, id := newAuthority(t), schemas.NewRunnerID()
+	dir := enrolled(t, ca, id)
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)

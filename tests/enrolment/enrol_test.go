@@ -31,7 +31,7 @@ func TestATicketEnrolsItsRunner(t *testing.T) {
 		len(cert.ExtKeyUsage) != 1 || cert.ExtKeyUsage[0] != x509.ExtKeyUsageServerAuth {
 		t.Errorf("the certificate says %v %v %v %v", cert.URIs, cert.DNSNames, cert.IPAddresses, cert.ExtKeyUsage)
 	}
-	if life := cert.NotAfter.Sub(time.Now()); life > 24*time.Hour || life < 24*time.Hour-time.Minute {
+	if life := time.Until(cert.NotAfter); life > 24*time.Hour || life < 24*time.Hour-time.Minute {
 		t.Errorf("it lives for %s", life)
 	}
 	if h.store.Tenant() != ada.Tenant || h.store.Name() != "edge" {
@@ -121,13 +121,13 @@ func TestTokensThatEnded(t *testing.T) {
 	}
 	p.restart(t) // the proof key was in memory
 	refused("no token that can be proven")
-	_, minted, err := p.roster.Mint(t.Context(), ada, r.ID)
+	_, _, err := p.roster.Mint(t.Context(), ada, r.ID)
 	must(t, err)
 	refused("did not prove that it holds the ticket") // the old one, by which the runner goes
 	p.clock.advance(16 * time.Minute)
 	h.clock.advance(16 * time.Minute)
 	refused("no token that can be proven")
-	_, minted, err = p.roster.Mint(t.Context(), ada, r.ID)
+	_, minted, err := p.roster.Mint(t.Context(), ada, r.ID)
 	must(t, err)
 	must(t, p.roster.RevokeToken(t.Context(), ada, minted.TokenID))
 	refused("no token that can be proven")
@@ -265,7 +265,7 @@ func TestARelayCannotEnrol(t *testing.T) {
 				if err != nil {
 					return
 				}
-				defer toRunner.Close()
+				defer func() { _ = toRunner.Close() }()
 				hello := new(frame)
 				if link.ReadFrame(fromPlane, hello) != nil || link.WriteFrame(toRunner, hello) != nil {
 					return
@@ -308,7 +308,7 @@ func TestARelayCannotEnrol(t *testing.T) {
 					if err != nil {
 						return
 					}
-					defer toRunner.Close()
+					defer func() { _ = toRunner.Close() }()
 					proof := new(frame)
 					if link.WriteFrame(toRunner, hello) == nil && link.ReadFrame(toRunner, proof) == nil {
 						old = proof
@@ -332,7 +332,7 @@ func TestARelayCannotEnrol(t *testing.T) {
 		stranger := selfSigned(t, r.ID)
 		conn, err := tls.Dial("tcp", h.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{stranger}})
 		if err == nil {
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			if err = link.ReadFrame(conn, new(frame)); err == nil {
 				t.Error("the runner said something to a stranger")
 			}
@@ -361,7 +361,7 @@ func TestAControlPlaneThatDoesNotKnowTheToken(t *testing.T) {
 			must(t, err)
 			conn, err := tls.Dial("tcp", h.addr, config)
 			must(t, err)
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			must(t, link.WriteFrame(conn, helloFor(r.ID, time.Now())))
 			proof := new(frame)
 			must(t, link.ReadFrame(conn, proof))
@@ -412,7 +412,7 @@ func TestWhoDialsForAnEnrolmentIsCheckedAtTheHandshake(t *testing.T) {
 			}
 			conn, err := tls.Dial("tcp", h.addr, config)
 			if err == nil {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				_ = link.WriteFrame(conn, helloFor(r.ID, time.Now()))
 				if err = link.ReadFrame(conn, new(frame)); err == nil {
 					t.Error("the runner answered")
@@ -433,7 +433,7 @@ func TestWhoDialsForAnEnrolmentIsCheckedAtTheHandshake(t *testing.T) {
 			template.NotBefore, template.NotAfter = time.Now().Add(c.from), time.Now().Add(c.to)
 			conn, err := tls.Dial("tcp", h.addr, &tls.Config{InsecureSkipVerify: true, NextProtos: []string{link.ProtoEnrol}, Certificates: []tls.Certificate{client(template)}})
 			must(t, err)
-			defer conn.Close()
+			defer func() { _ = conn.Close() }()
 			must(t, link.WriteFrame(conn, helloFor(r.ID, h.clock.now())))
 			if err := h.served(); err == nil || !strings.Contains(err.Error(), "the control plane's certificate is not valid now") {
 				t.Errorf("the runner says %q", err)

@@ -64,7 +64,7 @@ func listen(t *testing.T, config *tls.Config, serve func(*tls.Conn)) string {
 				return
 			}
 			serving.Go(func() {
-				defer conn.Close()
+				defer func() { _ = conn.Close() }()
 				_ = conn.SetDeadline(time.Now().Add(patience))
 				serve(tls.Server(conn, config))
 			})

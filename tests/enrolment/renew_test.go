@@ -65,7 +65,7 @@ func presented(t *testing.T, p *plane, h *host) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	return h.store.Fingerprint(), nil
 }
 
@@ -277,7 +277,7 @@ func TestAnExpiredCertificate(t *testing.T) {
 		h.stop()
 		store, err := identity.Open(h.dir)
 		must(t, err)
-		defer store.Close()
+		defer func() { _ = store.Close() }()
 		if _, err := store.Admit(nil, h.clock.now()); err == nil || !strings.Contains(err.Error(), "certificate expired: revoke and create again") {
 			t.Error(err)
 		}
