@@ -45,6 +45,18 @@ type Brief struct {
 // Detail is one detail of an event.
 type Detail struct{ Name, Value string }
 
+// Event is e as an object, for Record.
+func (e *Brief) Event() *runbusv1.AuditEvent {
+	event := &runbusv1.AuditEvent{Tenant: e.Tenant, Actor: e.Actor, Action: e.Action, Subject: e.Subject, Outcome: e.Outcome}
+	if len(e.Details) > 0 {
+		event.Details = make(map[string]string, len(e.Details))
+	}
+	for _, d := range e.Details {
+		event.Details[d.Name] = d.Value
+	}
+	return event
+}
+
 // encodeEvent fills what the log fills, and is e as it will stand in a batch.
 func encodeEvent(e *runbusv1.AuditEvent, now time.Time) ([]byte, error) {
 	if e.Id == "" {

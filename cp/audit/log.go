@@ -23,8 +23,8 @@ const (
 	// flushWait is how long Run goes on after its context's end, to write what is pending.
 	flushWait = 5 * time.Second
 	// Bounds of what waits to be written. A note over them is dropped and counted, a Record refused.
-	maxNotes     = 16384
-	maxNoteBytes = 8 << 20
+	maxNotes     = 32768
+	maxNoteBytes = 16 << 20
 	maxRecords   = 16384
 
 	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
@@ -141,7 +141,7 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 	}
 }
 
-// Note records e without waiting. An event that can't be encoded, or that comes while 16,384 notes or 8 MiB of them wait,
+// Note records e without waiting. An event that can't be encoded, or that comes while 32,768 notes or 16 MiB of them wait,
 // is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
 func (l *Log) Note(e *runbusv1.AuditEvent) {
 	body, err := encodeEvent(e, time.Now())

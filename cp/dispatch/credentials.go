@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -20,12 +21,13 @@ const credentialsWithin = 4 * time.Second
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
 // them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
 func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
-	names := clip(strings.Join(slices.Sorted(maps.Keys(run.secrets)), ","), 256)
+	details := [...]audit.Detail{
+		{Name: "names", Value: clip(strings.Join(slices.Sorted(maps.Keys(run.secrets)), ","), 256)},
+		{Name: "runner", Value: run.runner.Ref.Runner}, run.source(),
+	}
 	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
 	defer cancel()
-	if err := d.d.Audit.Record(durable, run.event("credential.read", "ok", map[string]string{
-		"runner": run.runner.Ref.Runner, "names": names,
-	})); err != nil {
+	if err := d.d.Audit.Record(durable, run.brief("credential.read", "ok", details[:]).Event()); err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").
 			WithHint("try again when /readyz is ready")
 	}
@@ -43,11 +45,15 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
 	}
-	if err := d.publish(run, schemas.WorkSubject(ref, run.runner.Session), "", &runbusv1.RunnerWorkCredentials{
-		DispatchId: run.id, Session: run.runner.Session, Sealed: sealed,
-	}); err != nil {
+	subject := schemas.WorkSubject(ref, run.runner.Session)
+	credentials := &runbusv1.RunnerWorkCredentials{DispatchId: run.id, Session: run.runner.Session, Sealed: sealed}
+	if err := d.d.Bus.PublishTraced(run.trace, subject, "", credentials); err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sent to the runner")
 	}
-	run.mark(PhaseCredentials, run.byReplica())
+	// Ops gets no more of them than that they were sent.
+	d.copyForOps(subject, &runbusv1.RunnerWorkCredentials{
+		DispatchId: run.id, Session: run.runner.Session, Sealed: &runbusv1.SealedCredential{Suite: sealed.GetSuite()},
+	})
+	run.mark(PhaseCredentials, run.here)
 	return nil
 }

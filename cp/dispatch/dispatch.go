@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -42,6 +43,8 @@ type Deps struct {
 	// Copies, if set, is given every message published on a work or control subject, for the view of ops, and every frame but chunks
 	// that came bundled with chunks; sealed credentials are left out of the copy. It must not block.
 	Copies func(subject string, m proto.Message)
+	// Watched reports whether Copies wants what is published on a subject. Nil: it does.
+	Watched func(subject string) bool
 	// Recorder, if set, keeps the timeline of each dispatch (SPEC D17). It never holds one up.
 	Recorder *trace.Recorder
 	// Tracing makes the spans; nil: none are made, and the trace context of the caller goes on to the runner as it came.
@@ -57,9 +60,16 @@ type Dispatcher struct {
 	receivers *bus.Receivers
 	metrics   *metrics
 	tracer    oteltrace.Tracer
+	here      string    // this replica, in timelines
+	began     time.Time // of clock
+	ticks     atomic.Int64
+	busy      chan struct{} // room for one: mind has something to do
+	closing   chan struct{} // closed to end mind
+	minded    chan struct{} // closed when mind has ended
 
 	mu      sync.Mutex
 	closed  bool
+	minding bool // mind looks at what runs
 	running map[string]*run
 	idle    chan struct{} // closed when closed and nothing runs
 }
@@ -76,8 +86,9 @@ func New(d Deps) (*Dispatcher, error) {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
-	if d.Tracing == nil {
-		d.Tracing = noop.NewTracerProvider()
+	var tracing oteltrace.TracerProvider = noop.NewTracerProvider()
+	if d.Tracing != nil {
+		tracing = d.Tracing
 	}
 	receivers, err := bus.NewReceivers(d.Bus)
 	if err != nil {
@@ -86,10 +97,16 @@ func New(d Deps) (*Dispatcher, error) {
 	if d.Copies != nil {
 		receivers.OnBundled(d.Copies) // ops can't subscribe data
 	}
-	x := &Dispatcher{d: d, tracer: d.Tracing.Tracer(tracerName), receivers: receivers, running: make(map[string]*run), idle: make(chan struct{})}
+	x := &Dispatcher{
+		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(),
+		busy: make(chan struct{}, 1), closing: make(chan struct{}), minded: make(chan struct{}),
+		running: make(map[string]*run), idle: make(chan struct{}),
+	}
+	x.ticks.Store(1)
 	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
 		return nil, errors.Join(err, receivers.Close())
 	}
+	go x.mind()
 	return x, nil
 }
 
@@ -116,7 +133,7 @@ func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {
 		return schemas.Errorf(schemas.CodeNotFound, "no such fetch is running").WithHint("it may have ended already")
 	}
 	d.d.Audit.Note(&runbusv1.AuditEvent{
-		Tenant: by.Tenant, Actor: by.Actor(), Action: "dispatch.cancel", Subject: "dispatch:" + r.id, Outcome: "ok",
+		Tenant: by.Tenant, Actor: by.Actor(), Action: "dispatch.cancel", Subject: r.subject, Outcome: "ok",
 	})
 	r.cancel()
 	return nil
@@ -163,6 +180,8 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	if again {
 		return err
 	}
+	close(d.closing)
+	<-d.minded
 	d.metrics.close()
 	return errors.Join(err, d.receivers.Close())
 }
@@ -179,6 +198,13 @@ func (d *Dispatcher) enter(r *run) error {
 	}
 	d.running[r.id] = r
 	d.metrics.inFlight.Inc()
+	if !d.minding {
+		d.minding = true
+		select {
+		case d.busy <- struct{}{}:
+		default:
+		}
+	}
 	return nil
 }
 
@@ -193,25 +219,14 @@ func (d *Dispatcher) leave(r *run) {
 	}
 }
 
-// publish sends m to subject, with the trace context of its run and a copy for ops.
-func (d *Dispatcher) publish(run *run, subject, reply string, m proto.Message) error {
-	if err := d.d.Bus.PublishTraced(run.trace, subject, reply, m); err != nil {
-		return err
-	}
-	d.copyForOps(subject, m)
-	return nil
+// watched reports whether ops would get a copy of what is published on subject.
+func (d *Dispatcher) watched(subject string) bool {
+	return d.d.Copies != nil && (d.d.Watched == nil || d.d.Watched(subject))
 }
 
-// copyForOps gives ops a copy of m, without what is sealed.
+// copyForOps gives ops a copy of m, if they watch. It holds nothing that is sealed.
 func (d *Dispatcher) copyForOps(subject string, m proto.Message) {
-	if d.d.Copies == nil {
-		return
+	if d.watched(subject) {
+		d.d.Copies(subject, m)
 	}
-	if c, ok := m.(*runbusv1.RunnerWorkCredentials); ok {
-		m = &runbusv1.RunnerWorkCredentials{
-			DispatchId: c.GetDispatchId(), Session: c.GetSession(),
-			Sealed: &runbusv1.SealedCredential{Suite: c.GetSealed().GetSuite()},
-		}
-	}
-	d.d.Copies(subject, m)
 }

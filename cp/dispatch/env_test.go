@@ -34,7 +34,7 @@ type env struct {
 	copies *copies
 }
 
-func newEnv(t *testing.T, configure func(*dispatch.Deps), reg func(*registry.Deps)) *env {
+func newEnv(t testing.TB, configure func(*dispatch.Deps), reg func(*registry.Deps)) *env {
 	t.Helper()
 	e := &env{Stack: rt.Start(t, reg), copies: &copies{}}
 	deps := dispatch.Deps{
@@ -85,7 +85,7 @@ func secretRequest() dispatch.Request {
 }
 
 // stoppedLog is an audit log that records nothing any more.
-func (e *env) stoppedLog(t *testing.T) *audit.Log {
+func (e *env) stoppedLog(t testing.TB) *audit.Log {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	log, err := audit.New(ctx, e.Store, "stopped", e.Log)

@@ -6,9 +6,9 @@ import (
 	"time"
 
 	"github.com/nats-io/nats.go"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -37,91 +37,76 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 		return d.finish(run, refusal(err))
 	}
 	defer d.leave(run)
+	return d.finish(run, d.through(ctx, run, sink))
+}
 
+// through takes a run through its steps and returns how it ended.
+func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
 	// Select. A refusal reads no credential and reaches nobody.
-	runners, err := d.d.Registry.Named(run.caller.Tenant, run.named)
+	var few [2]registry.Candidate
+	runners, err := d.d.Registry.Named(few[:0], run.caller.Tenant, run.named)
 	if err != nil {
-		return d.finish(run, failure(err))
+		return failure(err)
 	}
 	runner, err := Select(runners, run.named)
 	run.assignTo(runner)
 	if err != nil {
-		return d.finish(run, refusal(err))
+		return refusal(err)
 	}
 
 	// Register the waiter, before anybody can answer.
-	lost, forget := d.d.Registry.WatchLoss(runner.Ref, runner.Session)
-	defer forget()
-	stream := d.open(run, lost)
-	defer stream.close()
+	d.open(ctx, run)
+	defer d.shut(run)
 
 	// Publish the assignment; the runner reserves a slot and accepts, or refuses.
-	accepted, end := d.assign(ctx, run, stream)
-	if end != nil {
-		return d.finish(run, *end)
+	if end := d.assign(run); end != nil {
+		return *end
 	}
 
 	// Read and seal the credentials, if any: only now that they will be used.
 	if len(run.secrets) > 0 {
 		if err := d.sendCredentials(ctx, run); err != nil {
-			end := d.cancelled(run, stream)
+			end := d.cancelled(run)
 			if ctx.Err() == nil {
 				end = failure(err) // the cancel is ours: without credentials the runner gives the work up by itself too
 			}
-			return d.finish(run, end)
+			return end
 		}
 	}
 
 	// Relay until the result, the deadline, a cancel or the loss of the runner.
-	return d.finish(run, d.relay(ctx, run, stream, accepted, sink))
+	return d.relay(run, sink)
 }
 
-// assign publishes the assignment and waits for the runner's word. It returns the acceptance, or how the dispatch ended.
-func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*runbusv1.RunnerWorkAccepted, *ending) {
-	if ctx.Err() != nil {
-		return nil, ended(ending{code: OutcomeCancelled, err: errCancelled()})
+// assign publishes the assignment and waits for the runner's word. It returns nil when the runner accepted, else how the dispatch
+// ended.
+func (d *Dispatcher) assign(run *run) *ending {
+	if run.unwanted() {
+		return ended(ending{code: OutcomeCancelled, err: errCancelled()})
 	}
 	published := d.d.Now()
 	within := min(d.d.AcceptWithin, run.timeout)
-	assignment := &runbusv1.RunnerWorkAssignment{
-		DispatchId: run.id, Session: run.runner.Session, Request: run.fetch, Replica: run.replica,
-		AcceptBy: timestamppb.New(published.Add(within)), Deadline: timestamppb.New(run.deadline),
-		CredentialsFollow: len(run.secrets) > 0, WindowBytes: stream.receiver.Window(),
-		Bundles: true,
+	run.dueIn(d, within)
+	if end := d.publish(run, published.Add(within)); end != nil {
+		return end
 	}
-	publish := func() *ending {
-		err := d.publish(run, schemas.WorkSubject(run.runner.Ref, run.runner.Session), stream.receiver.ReplySubject(), assignment)
-		if errors.Is(err, nats.ErrMaxPayload) {
-			return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request is too large for one message")))
-		}
-		if err != nil {
-			return ended(failure(schemas.Wrap(schemas.CodeFailed, err, "the work could not be sent to the runner")))
-		}
-		return nil
-	}
-	if end := publish(); end != nil {
-		return nil, end
-	}
-	run.mark(PhaseAssigned, run.byReplica())
+	run.mark(PhaseAssigned, run.here)
 
-	timeout := time.NewTimer(within)
-	defer timeout.Stop()
 	var retry <-chan time.Time
 	for {
-		if a, ok := stream.take(); ok {
+		if a, ok := run.stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
 				run.accept(f.GetPid())
-				run.mark(PhaseAccepted, run.byRunner())
-				if run.runner.Deaf {
+				run.mark(PhaseAccepted, run.there)
+				if run.runner.Unheard {
 					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
 				}
-				stream.receiver.Done(f)
+				run.stream.receiver.Done(f)
 				d.noteStart(run)
-				return f, nil
+				return nil
 			case *runbusv1.RunnerWorkResult:
-				stream.receiver.Done(f)
-				return nil, ended(d.resultEnding(run, f, nil))
+				return ended(d.resultEnding(run, f, nil))
 			}
 			switch {
 			case errors.Is(a.err, bus.ErrNoResponders) && d.mayPublishAgain(run, published):
@@ -129,34 +114,55 @@ func (d *Dispatcher) assign(ctx context.Context, run *run, stream *stream) (*run
 			case errors.Is(a.err, bus.ErrNoResponders):
 				d.d.Registry.NobodyHeard(run.runner.Ref, run.runner.Session)
 				run.blame("no responders: nobody listens on the work subject of the runner's session")
-				return nil, ended(refusal(schemas.ErrRunnerOffline(run.runner.Ref.Runner, "not connected")))
+				return ended(refusal(schemas.ErrRunnerOffline(run.runner.Ref.Runner, "not connected")))
 			case a.err != nil:
-				return nil, ended(failure(schemas.Wrap(schemas.CodeFailed, a.err, "the control plane stopped waiting for the runner")))
+				return ended(failure(schemas.Wrap(schemas.CodeFailed, a.err, "the control plane stopped waiting for the runner")))
 			default:
-				d.stopWork(run, stream, schemas.CodeCancelled)
-				return nil, ended(failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result before it accepted the work", run.runner.Ref.Runner)))
+				d.stopWork(run, schemas.CodeCancelled)
+				return ended(failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result before it accepted the work", run.runner.Ref.Runner)))
 			}
 			continue
 		}
+		if end := d.overtaken(run); end != nil {
+			return end
+		}
 		select {
-		case <-stream.ready():
+		case <-run.stream.ready():
+		case <-run.gone:
 		case <-retry:
 			retry = nil
 			d.metrics.again.Inc()
 			run.note(PhaseAssigned, "published again: nobody had received it yet")
-			if end := publish(); end != nil {
-				return nil, end
+			if end := d.publish(run, published.Add(within)); end != nil {
+				return end
 			}
-		case <-timeout.C:
-			return nil, ended(d.notAccepted(run, stream, within))
-		case why := <-stream.lost:
-			return nil, ended(lostEnding(run, why))
-		case <-ctx.Done():
-			return nil, ended(d.cancelled(run, stream))
-		case <-run.cancelled:
-			return nil, ended(d.cancelled(run, stream))
 		}
 	}
+}
+
+// publish sends the assignment to the runner's session. It returns how the dispatch ended if that failed.
+func (d *Dispatcher) publish(run *run, acceptBy time.Time) *ending {
+	body, err := run.assignment(acceptBy, run.stream.receiver.Window())
+	if err != nil {
+		return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request can't be encoded")))
+	}
+	subject := schemas.WorkSubject(run.runner.Ref, run.runner.Session)
+	forOps := d.assignmentForOps(subject, body)
+	err = run.stream.receiver.Assign(run.trace, run.runner.Together, body)
+	if errors.Is(err, nats.ErrMaxPayload) {
+		return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request is too large for one message")))
+	}
+	if err != nil {
+		return ended(failure(errNotSent(err)))
+	}
+	if forOps != nil {
+		d.d.Copies(subject, forOps)
+	}
+	return nil
+}
+
+func errNotSent(cause error) *schemas.Error {
+	return schemas.Wrap(schemas.CodeFailed, cause, "the work could not be sent to the runner")
 }
 
 // mayPublishAgain reports whether a 503 may only mean that the runner's interest has not spread yet.

@@ -21,7 +21,12 @@ const tracerName = "github.com/org-runink/runbus/cp/dispatch"
 // observe begins the timeline and the span of a run (SPEC D17). The context that it returns is that of the span; what the
 // caller sent is passed on when nobody traces here.
 func (d *Dispatcher) observe(ctx context.Context, run *run) context.Context {
-	run.live = d.d.Recorder.Begin(run.caller.Tenant, run.id, run.began, run.timeline)
+	if d.d.Recorder != nil {
+		run.live = d.d.Recorder.Begin(run.caller.Tenant, run.id, run.began, run.timeline)
+	}
+	if d.d.Tracing == nil && !oteltrace.SpanContextFromContext(ctx).IsValid() {
+		return ctx // nobody traces, here or at the caller
+	}
 	ctx, span := d.tracer.Start(ctx, "dispatch", oteltrace.WithSpanKind(oteltrace.SpanKindProducer), oteltrace.WithTimestamp(run.began),
 		oteltrace.WithAttributes(attribute.String("runbus.dispatch.id", run.id), attribute.String("messaging.system", "nats")))
 	carrier := propagation.MapCarrier{}
@@ -43,7 +48,7 @@ func (r *run) timeline() trace.Timeline {
 	}
 	t := trace.Timeline{
 		DispatchID: r.id, Tenant: r.caller.Tenant, RunnerID: cmp.Or(r.runner.Ref.Runner, named), RunnerPID: r.pid, Person: r.caller.Name,
-		Source: clip(r.fetch.GetSource().GetKind(), maxNamed), State: trace.StateRunning,
+		Source: clip(r.kind, maxNamed), State: trace.StateRunning,
 		Replica: r.replica, Session: r.runner.Session, Link: r.runner.Link, Rows: r.rows, Bytes: r.bytes,
 		StartedAt: r.began, Deadline: r.deadline, Phases: slices.Clone(r.phases),
 	}
@@ -58,6 +63,9 @@ const maxNamed = 64
 
 // conclude ends the timeline and the span of a run. It comes when the outcome is complete.
 func (r *run) conclude(o Outcome) {
+	if r.live == nil && r.span == nil {
+		return
+	}
 	t := r.timeline()
 	t.State, t.Outcome = trace.StateEnded, o.Code
 	ended := r.now()
@@ -111,7 +119,7 @@ func (r *run) note(phase, text string) {
 func (r *run) end(outcome, by string) {
 	r.mu.Lock()
 	if outcome == OutcomeCompleted && !r.lastRow.IsZero() {
-		r.phases = append(r.phases, PhaseAt{Phase: trace.PhaseLastRow, At: r.lastRow, By: r.byRunner()})
+		r.phases = append(r.phases, PhaseAt{Phase: trace.PhaseLastRow, At: r.lastRow, By: r.there})
 	}
 	r.phases = append(r.phases, PhaseAt{Phase: trace.EndPhase(outcome), At: r.now(), By: by})
 	r.mu.Unlock()

@@ -3,14 +3,17 @@ package dispatch
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"hash"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -51,14 +54,14 @@ func asError(err error) *schemas.Error {
 	return schemas.Wrap(schemas.CodeFailed, err, "internal error; the log of the control plane has the cause")
 }
 
-// resultEnding judges a runner's result. sum is over the chunks that were relayed; nil when none could be.
-func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, sum hash.Hash) ending {
+// resultEnding judges a runner's result. sum is the SHA-256 of the chunks that were relayed; nil when none could be.
+func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, sum []byte) ending {
 	id := run.runner.Ref.Runner
 	if response := result.GetResponse(); response != nil {
 		if sum == nil {
 			return failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result before it accepted the work", id))
 		}
-		if !bytes.Equal(sum.Sum(nil), result.GetStreamSha256()) {
+		if !bytes.Equal(sum, result.GetStreamSha256()) {
 			return failure(schemas.Errorf(schemas.CodeFailed, "the result of runner %q arrived damaged: its checksum differs", id))
 		}
 		run.count(response.GetRows(), response.GetBytes())
@@ -107,9 +110,9 @@ func clip(s string, most int) string {
 
 // finish makes the Outcome of a run, and records and counts it.
 func (d *Dispatcher) finish(run *run, end ending) Outcome {
-	by := run.byReplica()
+	by := run.here
 	if end.code == OutcomeCompleted {
-		by = run.byRunner()
+		by = run.there
 	}
 	run.end(end.code, by)
 	o := Outcome{
@@ -141,56 +144,104 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 	return &schemas.Error{
 		Code: err.Code, Hint: err.Hint, Cause: err,
 		Message: fmt.Sprintf("%s: runner isolation enforced but runner unreachable — refusing control-plane execution for %s fetch %s",
-			err.Message, run.fetch.GetSource().GetKind(), run.id),
+			err.Message, run.kind, run.id),
 	}
 }
 
 // noteStart audits that a runner accepted a dispatch. A dispatch that reads a credential is made durable by the record of
 // that, which comes behind it in the same log.
 func (d *Dispatcher) noteStart(run *run) {
-	d.d.Audit.Note(run.event("dispatch.start", "ok", map[string]string{"runner": run.runner.Ref.Runner, "chosen": "for this action"}))
+	details := [...]audit.Detail{{Name: "chosen", Value: "for this action"}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
+	d.d.Audit.Jot(run.brief("dispatch.start", "ok", details[:]))
 }
 
 // record audits the end of a run. Only one that read a credential is waited for (SPEC R8).
 func (d *Dispatcher) record(run *run, o Outcome) {
-	outcome, details := "ok", map[string]string{"outcome": o.Code}
-	if o.RunnerID != "" {
-		details["runner"] = o.RunnerID
-	} else if schemas.ValidRunnerID(run.named) == nil {
-		details["runner"] = run.named
+	outcome, runner := "ok", o.RunnerID
+	if runner == "" && schemas.ValidRunnerID(run.named) == nil {
+		runner = run.named
 	}
+	var few [6]audit.Detail // in the order of their names
+	details := few[:0]
+	run.mu.Lock()
+	accepted, rows, bytes := run.accepted, run.rows, run.bytes
+	run.mu.Unlock()
+	if accepted {
+		details = append(details, audit.Detail{Name: "bytes", Value: strconv.FormatInt(bytes, 10)})
+	}
+	details = append(details, audit.Detail{Name: "outcome", Value: o.Code})
 	if o.Err != nil {
-		outcome, details["reason"] = string(o.Err.Code), o.Err.Message
+		outcome = string(o.Err.Code)
+		details = append(details, audit.Detail{Name: "reason", Value: o.Err.Message})
 		d.d.Log.Info("fetch ended", "dispatch", run.id, "tenant", run.caller.Tenant, "runner", o.RunnerID,
 			"outcome", o.Code, "code", o.Err.Code, "error", o.Err.Message, "cause", o.Err.Cause)
 	}
+	if accepted {
+		details = append(details, audit.Detail{Name: "rows", Value: strconv.FormatInt(rows, 10)})
+	}
+	if runner != "" {
+		details = append(details, audit.Detail{Name: "runner", Value: runner})
+	}
 	action := "dispatch.end"
-	if o.Code == OutcomeRefused || !run.accepted {
+	if o.Code == OutcomeRefused || !accepted {
 		action = "dispatch.refuse"
 	}
-	run.mu.Lock()
-	if run.accepted {
-		details["rows"], details["bytes"] = strconv.FormatInt(run.rows, 10), strconv.FormatInt(run.bytes, 10)
-	}
-	run.mu.Unlock()
-	event := run.event(action, outcome, details)
+	brief := run.brief(action, outcome, append(details, run.source()))
 	if !run.credentialsRead {
-		d.d.Audit.Note(event)
+		d.d.Audit.Jot(brief)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if err := d.d.Audit.Record(ctx, event); err != nil {
+	if err := d.d.Audit.Record(ctx, brief.Event()); err != nil {
 		d.d.Log.Error("the end of a dispatch is not in the audit log", "dispatch", run.id, "error", err)
 	}
 }
 
-// event is an audit event about the run. It holds no setting, query or secret.
-func (r *run) event(action, outcome string, details map[string]string) *runbusv1.AuditEvent {
-	if kind := r.fetch.GetSource().GetKind(); kind != "" && len(kind) <= 64 {
-		details["source"] = kind
+// brief is an audit event about the run. It holds no setting, query or secret. A last detail without a name is left out.
+func (r *run) brief(action, outcome string, details []audit.Detail) *audit.Brief {
+	if last := len(details) - 1; details[last].Name == "" {
+		details = details[:last]
 	}
-	return &runbusv1.AuditEvent{
-		Tenant: r.caller.Tenant, Actor: r.caller.Actor(), Action: action, Subject: "dispatch:" + r.id, Outcome: outcome, Details: details,
+	return &audit.Brief{Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
+}
+
+// source is the kind of the run's source as a detail, without a name if it is none of ours.
+func (r *run) source() audit.Detail {
+	if r.kind == "" || len(r.kind) > 64 {
+		return audit.Detail{}
+	}
+	return audit.Detail{Name: "source", Value: r.kind}
+}
+
+// digest is the SHA-256 of what it is given. The zero value is that of nothing.
+type digest struct {
+	hash hash.Hash
+	sum  [sha256.Size]byte
+}
+
+var hashes = sync.Pool{New: func() any { return sha256.New() }}
+
+func (g *digest) add(b []byte) {
+	if g.hash == nil {
+		g.hash, _ = hashes.Get().(hash.Hash)
+	}
+	g.hash.Write(b)
+}
+
+func (g *digest) of() []byte {
+	if g.hash == nil {
+		g.sum = sha256.Sum256(nil)
+		return g.sum[:]
+	}
+	return g.hash.Sum(g.sum[:0])
+}
+
+// close gives the memory back.
+func (g *digest) close() {
+	if g.hash != nil {
+		g.hash.Reset()
+		hashes.Put(g.hash)
+		g.hash = nil
 	}
 }

@@ -2,6 +2,7 @@ package dispatch
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/oklog/ulid/v2"
@@ -22,17 +23,23 @@ const (
 	maxSecrets = 256 << 10 // names and values
 )
 
-// run is one dispatch from its begin to its end.
+// run is one dispatch from its begin to its end. What is not marked otherwise belongs to the goroutine of Fetch, or to the guard
+// that acts for it while it is in a call of the sink.
 type run struct {
 	id       string
+	subject  string // of audit events: `dispatch:` and the id
 	caller   auth.Principal
+	actor    string                    // the caller, in audit events
 	named    string                    // runner as the caller named it
-	fetch    *runbusv1.RunFetchRequest // the caller's, with its limits set
+	fetch    *runbusv1.RunFetchRequest // the caller's, as it is; not read any more when the assignment was accepted
+	kind     string                    // of its source
 	secrets  map[string]string
 	timeout  time.Duration
 	began    time.Time
 	deadline time.Time
 	replica  string
+	here     string // who did it, in the timeline: this replica
+	there    string // …or the runner; set once it is selected
 	now      func() time.Time
 
 	runner          registry.Candidate // set once selected; Ref.Runner is empty before
@@ -42,8 +49,19 @@ type run struct {
 	live            *trace.Live // its timeline
 	why             string      // for the timeline: what a run that did not get on waited for
 
-	stop      sync.Once
-	cancelled chan struct{} // closed by Cancel and Close
+	stream stream
+	watch  registry.Watch
+	sum    digest          // over the chunks that were relayed
+	gone   <-chan struct{} // closed when the caller has gone
+
+	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end
+	lingers int64 // time at which a lost runner's last words are no longer waited for; 0 while it isn't lost
+
+	asked   atomic.Bool                  // Cancel or Close asks it to stop
+	waits   atomic.Pointer[bus.Receiver] // where it waits; nil before
+	wakeAt  atomic.Int64                 // time at which it is to be woken: due or lingers; 0 for none
+	calling atomic.Int64                 // see call
+	guard   guard
 
 	mu          sync.Mutex // guards what Running and the timeline show
 	span        oteltrace.Span
@@ -51,38 +69,60 @@ type run struct {
 	lastRow     time.Time // when the last rows came
 	phases      []PhaseAt
 	rows, bytes int64
+
+	steps [9]PhaseAt // memory for phases
 }
+
+const subjectPrefix = "dispatch:"
 
 // newRun checks a request and gives it its id, limits and deadline. Nothing has been touched when it returns an error; the run
 // is there all the same, for the record.
 func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 	now := d.d.Now()
 	r := &run{
-		id: id, caller: req.Caller, named: req.Runner, secrets: req.Secrets, timeout: req.Timeout,
-		began: now, replica: d.Replica(), now: d.d.Now, cancelled: make(chan struct{}),
+		caller: req.Caller, actor: req.Caller.Actor(), named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
+		began: now, replica: d.Replica(), here: d.here, now: d.d.Now,
 	}
+	r.phases = r.steps[:0]
 	if r.timeout == 0 || r.timeout > d.d.Timeout {
 		r.timeout = d.d.Timeout
 	}
 	r.deadline = now.Add(r.timeout)
+	var err error
 	if id == "" {
-		r.id = ulid.Make().String()
+		r.name("")
+	} else if r.name(id); !isULID(id) {
+		r.name("")
+		err = schemas.Errorf(schemas.CodeInvalid, "the dispatch id is not a ULID")
 	}
-	r.mark(PhaseQueued, r.byReplica())
-	if _, err := ulid.ParseStrict(r.id); err != nil {
-		r.id = ulid.Make().String()
-		return r, schemas.Errorf(schemas.CodeInvalid, "the dispatch id is not a ULID")
-	}
-	if !mayFetch(req.Caller) {
+	r.mark(PhaseQueued, r.here)
+	switch {
+	case err != nil:
+		return r, err
+	case !mayFetch(req.Caller):
 		return r, errMayNotFetch("run a fetch")
 	}
 	if err := checkFetch(req); err != nil {
 		return r, err
 	}
-	r.fetch = proto.CloneOf(req.Fetch)
-	r.fetch.MaxRows = limit(req.Fetch.GetMaxRows(), MaxRows)
-	r.fetch.MaxBytes = limit(req.Fetch.GetMaxBytes(), MaxBytes)
+	r.fetch = req.Fetch
 	return r, nil
+}
+
+func isULID(id string) bool {
+	_, err := ulid.ParseStrict(id)
+	return err == nil
+}
+
+// name gives the run its id; empty draws one.
+func (r *run) name(id string) {
+	if id == "" {
+		var text [len(subjectPrefix) + ulid.EncodedSize]byte
+		r.subject = string(schemas.AppendULID(append(text[:0], subjectPrefix...), r.began))
+	} else {
+		r.subject = subjectPrefix + id
+	}
+	r.id = r.subject[len(subjectPrefix):]
 }
 
 // limit is what the caller asked for, at most the ceiling; zero asks for the ceiling.
@@ -124,18 +164,38 @@ func errMayNotFetch(what string) *schemas.Error {
 	return schemas.Errorf(schemas.CodeForbidden, "to %s takes a WRITER of the tenant", what)
 }
 
-// cancel asks the run to stop. It may be called more than once.
-func (r *run) cancel() { r.stop.Do(func() { close(r.cancelled) }) }
+// cancel asks the run to stop. It may be called more than once, from any goroutine.
+func (r *run) cancel() {
+	r.asked.Store(true)
+	r.wake()
+}
 
-func (r *run) byReplica() string { return "replica:" + r.replica }
-func (r *run) byRunner() string  { return "runner:" + r.runner.Ref.Runner }
+// wake has the run look at everything again, if it waits. It may be called from any goroutine.
+func (r *run) wake() {
+	if at := r.waits.Load(); at != nil {
+		at.Nudge()
+	}
+}
+
+// unwanted reports whether the run is to be cancelled: it was asked to, or the caller has gone.
+func (r *run) unwanted() bool {
+	if r.asked.Load() {
+		return true
+	}
+	select {
+	case <-r.gone:
+		return true
+	default:
+		return false
+	}
+}
 
 // mark adds a phase to the timeline, the first time it is reached.
 func (r *run) mark(phase, by string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, p := range r.phases {
-		if p.Phase == phase {
+	for i := range r.phases {
+		if r.phases[i].Phase == phase {
 			return
 		}
 	}
@@ -157,7 +217,7 @@ func (r *run) count(rows, bytes int64) {
 	if rows > r.rows {
 		now := r.now()
 		if r.rows == 0 {
-			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: now, By: r.byRunner()})
+			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: now, By: r.there})
 		}
 		r.lastRow = now
 	}
@@ -170,13 +230,14 @@ func (r *run) assignTo(c registry.Candidate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.runner = c
+	r.there = "runner:" + c.Ref.Runner
 }
 
 func (r *run) snapshot() Running {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return Running{
-		DispatchID: r.id, RunnerID: r.runner.Ref.Runner, Person: r.caller.Name, Source: r.fetch.GetSource().GetKind(),
+		DispatchID: r.id, RunnerID: r.runner.Ref.Runner, Person: r.caller.Name, Source: r.kind,
 		Phase: r.phases[len(r.phases)-1].Phase, Rows: r.rows, Bytes: r.bytes, StartedAt: r.began, Deadline: r.deadline,
 	}
 }

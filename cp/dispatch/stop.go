@@ -45,8 +45,9 @@ const (
 
 // stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin. What still comes of the
 // result is dropped, so that nothing holds the runner back.
-func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdict {
-	run.mark(PhaseCancelling, run.byReplica())
+func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
+	run.mark(PhaseCancelling, run.here)
+	stream := &run.stream
 	ctx, cancel := context.WithTimeout(context.Background(), d.d.ConfirmWithin)
 	replies := make(chan runbusv1.CancelState, 1)
 	ordered := make(chan struct{})
@@ -69,6 +70,9 @@ func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdi
 			}
 			continue
 		}
+		if why, lost := run.watch.Lost(); lost {
+			return verdict{state: gone, why: why}
+		}
 		select {
 		case <-stream.ready():
 		case state := <-replies:
@@ -76,8 +80,6 @@ func (d *Dispatcher) stopWork(run *run, stream *stream, code schemas.Code) verdi
 				return verdict{state: neverStarted}
 			}
 			// Stopping or ended: its result confirms it.
-		case why := <-stream.lost:
-			return verdict{state: gone, why: why}
 		case <-ctx.Done():
 			return verdict{state: unconfirmed}
 		}
@@ -117,8 +119,8 @@ func errCancelled() *schemas.Error {
 }
 
 // cancelled ends a run because its caller asked for it or has gone (SPEC D12).
-func (d *Dispatcher) cancelled(run *run, stream *stream) ending {
-	switch v := d.stopWork(run, stream, schemas.CodeCancelled); v.state {
+func (d *Dispatcher) cancelled(run *run) ending {
+	switch v := d.stopWork(run, schemas.CodeCancelled); v.state {
 	case neverStarted, stopped:
 		return ending{code: OutcomeCancelled, err: errCancelled()}
 	case gone:
@@ -130,8 +132,8 @@ func (d *Dispatcher) cancelled(run *run, stream *stream) ending {
 }
 
 // outOfTime ends a run at its deadline (SPEC D4).
-func (d *Dispatcher) outOfTime(run *run, stream *stream) ending {
-	switch v := d.stopWork(run, stream, schemas.CodeDeadline); v.state {
+func (d *Dispatcher) outOfTime(run *run) ending {
+	switch v := d.stopWork(run, schemas.CodeDeadline); v.state {
 	case neverStarted, stopped:
 		return ending{code: OutcomeDeadline, err: schemas.Errorf(schemas.CodeDeadline,
 			"runner %q did not finish within %s and was stopped", run.runner.Ref.Runner, run.timeout).WithHint("ask for less, or for more time")}
@@ -145,9 +147,9 @@ func (d *Dispatcher) outOfTime(run *run, stream *stream) ending {
 
 // notAccepted ends a run whose runner did not accept in time. Only the runner's own word that it never started makes it a
 // refusal.
-func (d *Dispatcher) notAccepted(run *run, stream *stream, within time.Duration) ending {
+func (d *Dispatcher) notAccepted(run *run, within time.Duration) ending {
 	id := run.runner.Ref.Runner
-	v := d.stopWork(run, stream, schemas.CodeCancelled)
+	v := d.stopWork(run, schemas.CodeCancelled)
 	run.blame(fmt.Sprintf("no answer from the runner within %s; to the cancel: %s", within, v))
 	switch v.state {
 	case neverStarted:

@@ -78,8 +78,9 @@ type Candidate struct {
 	Connected, Draining bool
 	// Together: the runner reads RunnerWorkAssignments.
 	Together bool
-	// Deaf: nobody listened on the session's subjects when something was last published there.
-	Deaf bool
+	// Deaf: nobody listened on the session's subjects when something was last published there. Unheard: that, or nothing that was
+	// published there is known to have arrived.
+	Deaf, Unheard bool
 	// Offline says why it can't take work now; empty when it can.
 	Offline    string
 	Session    string

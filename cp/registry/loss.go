@@ -2,50 +2,81 @@ package registry
 
 import (
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/schemas"
 )
 
-// watch waits for the loss of one process. Guarded by Registry.mu.
-type watch struct {
+// Watch watches one process for one dispatch. It belongs to who watches, so that watching makes no object; the zero value is ready
+// for WatchLoss, and may not be copied or used again.
+type Watch struct {
+	lost atomic.Pointer[string]
+	wake func()
+
+	// Guarded by Registry.mu.
+	of             *runner
 	session, nonce string
-	lost           chan string
 	grace          *time.Timer // runs while the process is out of sight
 	over           bool
+	before, after  *Watch // among those of the runner
 }
 
-// WatchLoss watches the process that has session. lost gets one reason when that process is known not to go on (SPEC D13): a
-// new process took the id, it said goodbye, its key was revoked, or it was out of sight for the grace. A cut shorter than the
-// grace is no loss. Call stop when done; lost is never closed.
-func (r *Registry) WatchLoss(ref schemas.RunnerRef, session string) (lost <-chan string, stop func()) {
-	w := &watch{session: session, lost: make(chan string, 1)}
+// Lost says why the process is known not to go on; false while it isn't. It may be called at any time.
+func (w *Watch) Lost() (why string, lost bool) {
+	if p := w.lost.Load(); p != nil {
+		return *p, true
+	}
+	return "", false
+}
+
+// WatchLoss watches the process that has session, until Forget. w gets one reason when that process is known not to go on (SPEC
+// D13): a new process took the id, it said goodbye, its key was revoked, or it was out of sight for the grace. A cut shorter than
+// the grace is no loss. wake is called once then; it must neither block nor call the registry.
+func (r *Registry) WatchLoss(w *Watch, ref schemas.RunnerRef, session string, wake func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rn := r.runner(ref)
+	w.of, w.session, w.wake = rn, session, wake
 	if rn.rec.Session == session {
 		w.nonce = rn.rec.ProcessNonce
 	}
-	rn.watches[w] = struct{}{}
-	r.judge(rn, w)
-	return w.lost, func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		w.end()
-		delete(rn.watches, w)
+	if w.after = rn.watches; w.after != nil {
+		w.after.before = w
 	}
+	rn.watches = w
+	r.judge(rn, w)
+}
+
+// Forget ends a watch. One that was never begun, or has ended, is left as it is.
+func (r *Registry) Forget(w *Watch) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if w.of == nil {
+		return
+	}
+	w.end()
+	if w.before != nil {
+		w.before.after = w.after
+	} else {
+		w.of.watches = w.after
+	}
+	if w.after != nil {
+		w.after.before = w.before
+	}
+	w.of, w.before, w.after = nil, nil, nil
 }
 
 // review judges all watches of rn anew. r.mu must be held.
 func (r *Registry) review(rn *runner) {
-	for w := range rn.watches {
+	for w := rn.watches; w != nil; w = w.after {
 		r.judge(rn, w)
 	}
 }
 
 // judge judges one watch. r.mu must be held.
-func (r *Registry) judge(rn *runner, w *watch) {
+func (r *Registry) judge(rn *runner, w *Watch) {
 	if w.over {
 		return
 	}
@@ -61,7 +92,7 @@ func (r *Registry) judge(rn *runner, w *watch) {
 }
 
 // startGrace gives w the grace to come back.
-func (r *Registry) startGrace(w *watch, why string) {
+func (r *Registry) startGrace(w *Watch, why string) {
 	var timer *time.Timer
 	timer = time.AfterFunc(r.d.Grace, func() {
 		r.mu.Lock()
@@ -73,12 +104,13 @@ func (r *Registry) startGrace(w *watch, why string) {
 	w.grace = timer
 }
 
-func (w *watch) fire(why string) {
+func (w *Watch) fire(why string) {
 	w.end()
-	w.lost <- why // has room for the one
+	w.lost.Store(&why)
+	w.wake()
 }
 
-func (w *watch) end() {
+func (w *Watch) end() {
 	w.over = true
 	if w.grace != nil {
 		w.grace.Stop()
@@ -96,7 +128,7 @@ const (
 )
 
 // look judges the process that w watches.
-func (rn *runner) look(w *watch) (sight, string) {
+func (rn *runner) look(w *Watch) (sight, string) {
 	if !rn.live {
 		return outOfSight, "its heartbeats stopped"
 	}
@@ -123,7 +155,7 @@ func (r *Registry) keyRevoked(key auth.Key) {
 		if rn.rec.PublicKey != key.PublicKey {
 			continue
 		}
-		for w := range rn.watches {
+		for w := rn.watches; w != nil; w = w.after {
 			if !w.over {
 				w.fire("its service-account key was revoked")
 			}
@@ -137,7 +169,7 @@ func (r *Registry) stopWatches() {
 	defer r.mu.Unlock()
 	for _, tenant := range r.fleet {
 		for _, rn := range tenant {
-			for w := range rn.watches {
+			for w := rn.watches; w != nil; w = w.after {
 				w.end()
 			}
 		}

@@ -19,6 +19,51 @@ func grace(d time.Duration) func(*registry.Deps) {
 	return func(deps *registry.Deps) { deps.Grace = d }
 }
 
+// watchLoss watches the process of r.
+func watchLoss(s *rt.Stack, r *rt.Runner) (lost <-chan string, stop func()) {
+	var w registry.Watch
+	told := make(chan string, 1)
+	s.Registry.WatchLoss(&w, r.Ref, r.Session, func() {
+		why, _ := w.Lost()
+		told <- why
+	})
+	return told, func() { s.Registry.Forget(&w) }
+}
+
+// Watches may end in any order, and each more than once; those that are left are told.
+func TestForget(t *testing.T) {
+	s := rt.Start(t, nil)
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	var lost []<-chan string
+	var stop []func()
+	for range 4 {
+		l, f := watchLoss(s, r)
+		lost, stop = append(lost, l), append(stop, f)
+	}
+	for _, i := range []int{3, 0, 1, 0} { // the last begun, the first, one between
+		stop[i]()
+	}
+	l, f := watchLoss(s, r)
+	lost, stop = append(lost, l), append(stop, f)
+	r.Goodbye(t, "")
+	for i, l := range lost {
+		if ended := i == 0 || i == 1 || i == 3; ended {
+			continue
+		}
+		if why := rt.Wait(t, "the loss", l); why != "it said goodbye" {
+			t.Errorf("%d lost because %q", i, why)
+		}
+		stop[i]()
+	}
+	for _, i := range []int{0, 1, 3} {
+		if len(lost[i]) != 0 {
+			t.Errorf("%d was told after its end", i)
+		}
+	}
+	var never registry.Watch
+	s.Registry.Forget(&never)
+}
+
 // A running work's runner is lost as soon as that is known, with the reason (SPEC D13).
 func TestLoss(t *testing.T) {
 	s := rt.Start(t, grace(300*time.Millisecond))
@@ -41,7 +86,7 @@ func TestLoss(t *testing.T) {
 				k = s.Mint(t, s.Admin, "other")
 			}
 			r := s.Enrol(t, k, id)
-			lost, stop := s.Registry.WatchLoss(r.Ref, r.Session)
+			lost, stop := watchLoss(s, r)
 			defer stop()
 			c.lose(r)
 			if why := rt.Wait(t, "the loss", lost); why != c.why {
@@ -60,7 +105,7 @@ func TestLoss(t *testing.T) {
 func TestBackWithinGrace(t *testing.T) {
 	s := rt.Start(t, grace(time.Hour))
 	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
-	lost, stop := s.Registry.WatchLoss(r.Ref, r.Session)
+	lost, stop := watchLoss(s, r)
 	defer stop()
 	r.Cut()
 	s.Await(t, "it is offline", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
@@ -83,7 +128,7 @@ func TestWatchTooLate(t *testing.T) {
 	key := s.Mint(t, s.Admin, "edge")
 	first := s.Enrol(t, key, "edge-1")
 	s.Enrol(t, key, "edge-1")
-	lost, stop := s.Registry.WatchLoss(first.Ref, first.Session)
+	lost, stop := watchLoss(s, first)
 	defer stop()
 	if why := rt.Wait(t, "the loss", lost); why != "a new process took its id" {
 		t.Errorf("lost because %q", why)

@@ -51,6 +51,10 @@ const (
 	// neither keep others' heartbeats out nor fill the memory.
 	waitRunner = 8
 	waitBytes  = 64 << 20
+	// busyHellos is how many may wait until new connections had better wait too, and helloPatience how long one waits at most: its
+	// runner gives up after 5 s, and what is done for it then keeps others out.
+	busyHellos    = 256
+	helloPatience = 4 * time.Second
 	// startTimeout bounds New.
 	startTimeout = time.Minute
 	// serveTimeout bounds the serving of one message.
@@ -251,15 +255,27 @@ func (r *Registry) serve(msg *nats.Msg, do func(context.Context, *nats.Msg, sche
 		r.metrics.dropped.WithLabelValues(reason).Inc()
 		return
 	}
+	came := time.Now()
 	go func() {
 		defer r.serving.Done()
 		r.slots <- struct{}{}
-		ctx, cancel := context.WithTimeout(r.life, serveTimeout)
-		do(ctx, msg, subject.Ref)
-		cancel()
+		if subject.Kind == schemas.KindHello && time.Since(came) > helloPatience {
+			r.metrics.dropped.WithLabelValues("late").Inc()
+		} else {
+			ctx, cancel := context.WithTimeout(r.life, serveTimeout)
+			do(ctx, msg, subject.Ref)
+			cancel()
+		}
 		<-r.slots
 		r.dismiss(subject.Ref, len(msg.Data))
 	}()
+}
+
+// Busy reports whether so many messages of runners wait that new runners had better wait before they connect. It answers at once.
+func (r *Registry) Busy() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.waiting >= busyHellos
 }
 
 // admit counts a message of size bytes in, or returns why it is dropped.
@@ -339,12 +355,16 @@ func (r *Registry) Readable() error {
 	if silent > leaderSilence {
 		return schemas.ErrRegistryUnavailable(fmt.Errorf("the leader has not answered for %s", silent.Round(time.Second)))
 	}
-	for name, at := range map[jetstream.Bucket]time.Time{
-		jetstream.Heartbeats: r.liveView.Confirmed(), jetstream.Known: r.knownView.Confirmed(),
-	} {
-		if age := now.Sub(at); age > viewAge {
-			return schemas.ErrRegistryUnavailable(fmt.Errorf("the view of %s was not confirmed for %s", name, age.Round(time.Second)))
-		}
+	if err := confirmed(jetstream.Heartbeats, now.Sub(r.liveView.Confirmed())); err != nil {
+		return err
+	}
+	return confirmed(jetstream.Known, now.Sub(r.knownView.Confirmed()))
+}
+
+// confirmed returns nil if the view of a bucket was compared with the leader lately enough.
+func confirmed(name jetstream.Bucket, age time.Duration) error {
+	if age > viewAge {
+		return schemas.ErrRegistryUnavailable(fmt.Errorf("the view of %s was not confirmed for %s", name, age.Round(time.Second)))
 	}
 	return nil
 }

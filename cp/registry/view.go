@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -23,7 +24,7 @@ type runner struct {
 	links    map[string]link // newest link of each process, by process nonce
 	// responders is what became of the last work or order that was published to it.
 	responders responders
-	watches    map[*watch]struct{}
+	watches    *Watch // the last that began; the others are behind it
 }
 
 // runner finds or makes the entry of ref. r.mu must be held.
@@ -35,7 +36,7 @@ func (r *Registry) runner(ref schemas.RunnerRef) *runner {
 	}
 	rn := tenant[ref.Runner]
 	if rn == nil {
-		rn = &runner{ref: ref, links: make(map[string]link), watches: make(map[*watch]struct{})}
+		rn = &runner{ref: ref, links: make(map[string]link)}
 		tenant[ref.Runner] = rn
 	}
 	return rn
@@ -49,7 +50,7 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 	change(rn)
 	r.review(rn)
 	r.index(rn)
-	if !rn.live && rn.known == nil && len(rn.links) == 0 && len(rn.watches) == 0 {
+	if !rn.live && rn.known == nil && len(rn.links) == 0 && rn.watches == nil {
 		delete(r.fleet[ref.Tenant], ref.Runner)
 		if len(r.fleet[ref.Tenant]) == 0 {
 			delete(r.fleet, ref.Tenant)
@@ -239,7 +240,7 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	}
 	r.mu.Unlock()
 	for i := range list {
-		list[i].judgeKey(r)
+		list[i].candidate.judgeKey(r, list[i].holder)
 	}
 	slices.SortFunc(list[1:], func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
 	return list, nil
@@ -247,11 +248,10 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 
 // seen copies rn. r.mu must be held.
 func (rn *runner) seen(now time.Time) seen {
-	s := seen{status: rn.status(now), rec: rn.rec}
+	s := seen{status: rn.status(now), rec: rn.rec, holder: rn.holder()}
 	if rn.known != nil {
 		s.known = *rn.known
 	}
-	s.holder = s.known.PublicKey
 	s.candidate = rn.candidate(s.status)
 	return s
 }
@@ -262,63 +262,76 @@ func (rn *runner) candidate(s status) Candidate {
 		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
 		Connected: s.connected, Draining: s.draining, Offline: s.offline,
 		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
-		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at, Deaf: s.signals.Responders == RespondersNone,
+		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
+		Deaf: s.signals.Responders == RespondersNone, Unheard: s.signals.Responders != RespondersHeard,
+		Together: slices.Contains(rn.rec.Capabilities, bus.CapabilityAssignments),
 	}
 }
 
-// Named is every runner of tenant that name may mean, by id: `console`, or the dialled runner whose id or registered name it is,
-// else the outbound ones whose id or claimed name it is. A process that claims a name thus never gets the work of a runner that
-// people gave this name. It costs the same whatever the size of the fleet, and fails as Snapshot does.
-func (r *Registry) Named(tenant, name string) ([]Candidate, error) {
+// holder is the public key that holds the id, "" if none does. r.mu must be held.
+func (rn *runner) holder() string {
+	if rn.known == nil {
+		return ""
+	}
+	return rn.known.PublicKey
+}
+
+// Named appends to list every runner of tenant that name may mean, by id: `console`, or the dialled runner whose id or registered
+// name it is, else the outbound ones whose id or claimed name it is. A process that claims a name thus never gets the work of a
+// runner that people gave this name. It costs the same whatever the size of the fleet, and fails as Snapshot does.
+func (r *Registry) Named(list []Candidate, tenant, name string) ([]Candidate, error) {
 	if err := r.Readable(); err != nil {
-		return nil, err
+		return list, err
 	}
 	dialled, found, err := r.d.Roster.Find(tenant, name)
 	if err != nil {
-		return nil, err
+		return list, err
 	}
 	now := r.d.Now()
-	var few [2]seen
-	list := few[:0]
+	var holders [2]string
+	keys := holders[:0]
+	begin := len(list)
+	add := func(rn *runner) {
+		list = append(list, rn.candidate(rn.status(now)))
+		keys = append(keys, rn.holder())
+	}
 	r.mu.Lock()
 	switch {
 	case name == schemas.ConsoleRunner:
-		list = append(list, r.managed(tenant, now))
+		list = append(list, r.entry(schemas.RunnerRef{Tenant: tenant, Runner: name}).managed(now))
 	case found:
-		list = append(list, r.dialled(dialled, now))
+		list = append(list, r.entry(dialled.Ref()).dialled(dialled, now))
 	default:
 		if rn := r.fleet[tenant][name]; rn != nil && rn.outbound() {
-			list = append(list, rn.seen(now))
+			add(rn)
 		}
 		for rn := range r.named[nameKey{tenant, name}] {
 			if rn.ref.Runner != name && rn.outbound() {
-				list = append(list, rn.seen(now))
+				add(rn)
 			}
 		}
 	}
 	r.mu.Unlock()
-	candidates := make([]Candidate, len(list))
-	for i := range list {
-		list[i].judgeKey(r)
-		candidates[i] = list[i].candidate
+	for i, key := range keys {
+		list[begin+i].judgeKey(r, key)
 	}
-	slices.SortFunc(candidates, func(a, b Candidate) int { return cmp.Compare(a.Ref.Runner, b.Ref.Runner) })
-	return candidates, nil
+	slices.SortFunc(list[begin:], func(a, b Candidate) int { return cmp.Compare(a.Ref.Runner, b.Ref.Runner) })
+	return list, nil
 }
 
 // judgeKey takes a runner out whose key no longer holds. Called without r.mu: auth has locks of its own.
-func (s *seen) judgeKey(r *Registry) {
-	if s.holder == "" {
+func (c *Candidate) judgeKey(r *Registry, holder string) {
+	if holder == "" {
 		return
 	}
-	key, err := r.d.Auth.KeyByPublic(s.holder)
+	key, err := r.d.Auth.KeyByPublic(holder)
 	switch {
 	case err == nil:
 	case key.RevokedAt != nil:
-		s.candidate.Revoked = true
-		s.candidate.Offline = "its service-account key was revoked"
+		c.Revoked = true
+		c.Offline = "its service-account key was revoked"
 	case schemas.CodeOf(err) == schemas.CodeForbidden:
-		s.candidate.Offline = "its service-account key has expired"
+		c.Offline = "its service-account key has expired"
 	}
 }
 

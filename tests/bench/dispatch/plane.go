@@ -47,6 +47,7 @@ type plane struct {
 	token      string // of a service account
 	store      *jetstream.Store
 	grpc       *twin
+	waiting    *nats.Conn // of the dispatcher: assignments and credits go out, results come in
 
 	tasks   *errgroup.Group
 	cancel  context.CancelFunc
@@ -84,6 +85,7 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 			return nil, err
 		}
 	}
+	p.waiting = conns[embedded.UserDispatch]
 	sys, err := p.server.Connect(embedded.UserSys)
 	if err != nil {
 		return nil, err
@@ -129,7 +131,7 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 	p.onClose(p.registry.Close)
 	p.tasks.Go(func() error { return p.registry.Run(runCtx) })
 	p.dispatcher, err = dispatch.New(dispatch.Deps{
-		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copyForOps, Metrics: metrics, Log: log,
+		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copyForOps, Watched: p.server.Watched, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err

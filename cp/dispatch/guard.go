@@ -1,0 +1,111 @@
+package dispatch
+
+import (
+	"time"
+)
+
+// The dispatcher's clock, its minder, and the guards of slow calls. A dispatch has no timer, and its sink is called in the
+// goroutine of Fetch: most dispatches end within a few milliseconds, and neither timers nor goroutines are free. Instead one goroutine
+// looks at all of them now and then.
+
+// tickEvery is how often running dispatches are looked at. It is the precision of the limits of time, and the delay with which a
+// cancel reaches the runner while the caller is in a call that does not return.
+const tickEvery = 20 * time.Millisecond
+
+// clock is a monotonic time in nanoseconds, from 1 on.
+func (d *Dispatcher) clock() int64 { return int64(time.Since(d.began)) + 1 }
+
+// mind looks at the running dispatches, as long as there are any, until the dispatcher is closed.
+func (d *Dispatcher) mind() {
+	defer close(d.minded)
+	tick := time.NewTicker(tickEvery)
+	defer tick.Stop()
+	for {
+		tick.Stop()
+		select {
+		case <-d.busy:
+		case <-d.closing:
+			return
+		}
+		tick.Reset(tickEvery)
+		for d.look() {
+			select {
+			case <-tick.C:
+			case <-d.closing:
+				return
+			}
+		}
+	}
+}
+
+// look wakes the dispatches that are out of time, and gives a guard to those whose sink does not return. It returns false when
+// nothing runs.
+func (d *Dispatcher) look() bool {
+	now, tick := d.clock(), d.ticks.Add(1)
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, r := range d.running {
+		if at := r.wakeAt.Load(); at > 0 && now >= at {
+			r.wake()
+		}
+		if since := r.calling.Load(); since > 0 && tick-since > 1 {
+			d.protect(r, since)
+		}
+	}
+	d.minding = len(d.running) > 0
+	return d.minding
+}
+
+// guard looks at what may end a run while its sink is being called, and ends it then. A caller who doesn't take what comes thus
+// can't keep a deadline or a cancel from reaching the runner.
+type guard struct {
+	sink    Sink          // that is being called
+	over    chan struct{} // closed when the call has returned
+	verdict chan *ending  // then comes how the run ended in between, nil if it did not
+}
+
+// guarded is the value of run.calling while a guard looks after the call. Otherwise it is the tick at which the call began, or 0
+// for none.
+const guarded = -1
+
+// called is to be called before a call of the sink, and returned after it.
+func (d *Dispatcher) called(run *run, sink Sink) {
+	run.guard.sink = sink
+	run.calling.Store(d.ticks.Load())
+}
+
+// returned returns how the run ended during the call, nil if it did not.
+func (r *run) returned() *ending {
+	if r.calling.Swap(0) != guarded {
+		return nil
+	}
+	close(r.guard.over)
+	return <-r.guard.verdict
+}
+
+// protect gives a call that began at this tick a guard, unless it has returned.
+func (d *Dispatcher) protect(run *run, since int64) {
+	over, verdict := make(chan struct{}), make(chan *ending, 1)
+	// Nobody else reads or writes them before calling is guarded.
+	run.guard.over, run.guard.verdict = over, verdict
+	if run.calling.CompareAndSwap(since, guarded) {
+		go func() { verdict <- d.stand(run, over) }()
+	}
+}
+
+// stand is the goroutine of a guard.
+func (d *Dispatcher) stand(run *run, over <-chan struct{}) *ending {
+	sink := run.guard.sink
+	for {
+		if end := d.overtaken(run); end != nil {
+			sink.Abandon()
+			return end
+		}
+		select {
+		case <-over:
+			return nil
+		case <-run.stream.ready():
+		case <-run.gone:
+		}
+	}
+}
