@@ -165,6 +165,14 @@ func (c *ControlPlane) startBus(context.Context, context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	c.server.HoldWhile(func() bool { // runners that would be refused until the callout answers
+		select {
+		case <-c.ready:
+			return c.auth.CalloutBusy() || c.registry.Busy()
+		default:
+			return true
+		}
+	})
 	c.onClose(c.server.Shutdown)
 	c.onClose(func() {
 		for _, nc := range c.connections() {

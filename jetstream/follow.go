@@ -107,7 +107,7 @@ func (f *follower) once(ctx context.Context, status <-chan nats.Status, loaded f
 
 	confirm := time.NewTicker(f.s.o.ConfirmEvery)
 	defer confirm.Stop()
-	rescan := time.NewTicker(f.s.o.RescanEvery)
+	rescan := time.NewTimer(f.nextScan(found))
 	defer rescan.Stop()
 	silence := time.NewTimer(watchSilence)
 	defer silence.Stop()
@@ -140,8 +140,17 @@ func (f *follower) once(ctx context.Context, status <-chan nats.Status, loaded f
 				return errRecreated
 			}
 			f.take(found)
+			rescan.Reset(f.nextScan(found))
 		}
 	}
+}
+
+// scanPause is how many times as long as a scan took there is none: where the leader is slow, scans must not be why.
+const scanPause = 20
+
+// nextScan is when to scan again, after a scan that has just ended.
+func (f *follower) nextScan(found scanned) time.Duration {
+	return max(f.s.o.RescanEvery, scanPause*time.Since(found.at))
 }
 
 // scan reads the bucket; a memory bucket that is gone is made again first.

@@ -29,6 +29,7 @@ type Server struct {
 	log  *bridge
 
 	webSocket bool // there is such a listener
+	gate      *gate
 
 	mu      sync.Mutex
 	stopped bool
@@ -58,6 +59,10 @@ func Start(c Config) (*Server, error) {
 	opts.NoSigs = true            // signals are the process's own
 	opts.NoLog = true             // the bridge has it all
 	opts.AlwaysEnableNonce = true // a runner's nkey is checked by the callout, so the server must offer what it signs
+	gate := newGate()
+	if opts.TLSConfig != nil { // not the WebSocket listener's: the server has a hook of its own there
+		opts.TLSConfig.GetConfigForClient = gate.admit
+	}
 	ns, err := server.NewServer(opts)
 	if err != nil {
 		return nil, fmt.Errorf("make the embedded server: %w", err)
@@ -66,7 +71,7 @@ func Start(c Config) (*Server, error) {
 	if log == nil {
 		log = slog.Default()
 	}
-	s := &Server{ns: ns, keys: c.Keys, log: newBridge(log), webSocket: c.WebSocket != ""}
+	s := &Server{ns: ns, keys: c.Keys, log: newBridge(log), webSocket: c.WebSocket != "", gate: gate}
 	ns.SetLoggerV2(s.log, false, false, false)
 	ns.Start()
 	if err := s.awaitReady(); err != nil {

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/cp/audit"
@@ -95,6 +96,7 @@ type Auth struct {
 	dir       *directory
 	confirmed func() time.Time // when the leader confirmed the view
 	stop      func()
+	asking    atomic.Int64 // clients that wait for the callout
 }
 
 // New follows the identities bucket and returns when its present content is in memory.

@@ -30,6 +30,8 @@ const (
 	answerWithin = 1800 * time.Millisecond
 	// calloutBacklog is how many requests may wait for a worker.
 	calloutBacklog = 4096
+	// calloutBusy is how many of them are enough: new connections had better wait before they shake hands.
+	calloutBusy = 128
 )
 
 // Subjects are what a user may publish and subscribe: allow-lists, neither may be empty.
@@ -75,6 +77,7 @@ type callout struct {
 	a     *Auth
 	c     CalloutConfig
 	log   *slog.Logger
+	boxes *boxes
 	quiet *rate.Limiter // refusals that are logged: anybody can cause them
 	links *links
 	notes *notes
@@ -100,8 +103,12 @@ func (a *Auth) ServeCallout(ctx context.Context, c CalloutConfig) error {
 	if c.Log == nil {
 		c.Log = a.log
 	}
+	boxes, err := newBoxes(c.XKey)
+	if err != nil {
+		return err
+	}
 	s := &callout{
-		a: a, c: c, log: c.Log, quiet: rate.NewLimiter(10, 50), links: newLinks(), notes: newNotes(a.now),
+		a: a, c: c, log: c.Log, boxes: boxes, quiet: rate.NewLimiter(10, 50), links: newLinks(), notes: newNotes(a.now),
 		requests: make(chan request, calloutBacklog),
 	}
 	g, ctx := errgroup.WithContext(ctx)
@@ -145,11 +152,16 @@ func (a *Auth) ServeCallout(ctx context.Context, c CalloutConfig) error {
 	return g.Wait()
 }
 
+// CalloutBusy reports whether so many clients wait for the callout that new ones had better wait before they connect. It answers at
+// once, and from any goroutine.
+func (a *Auth) CalloutBusy() bool { return a.asking.Load() >= calloutBusy }
+
 // enqueue takes a request over from the connection's reader. One that finds the backlog full is dropped: its client is
 // refused by the server's timeout, and comes back.
 func (s *callout) enqueue(msg *nats.Msg) {
 	select {
 	case s.requests <- request{msg: msg, at: time.Now()}:
+		s.a.asking.Add(1)
 	default:
 		if n := s.dropped.Add(1); n%1000 == 1 {
 			s.log.Warn("authorization requests dropped: too many at once", "dropped", n)
@@ -166,6 +178,7 @@ func (s *callout) work(ctx context.Context) error {
 			if time.Since(r.at) < answerWithin {
 				s.answer(r.msg)
 			}
+			s.a.asking.Add(-1)
 		}
 	}
 }
@@ -177,7 +190,7 @@ func (s *callout) answer(msg *nats.Msg) {
 		return
 	}
 	serverXKey := msg.Header.Get(xkeyHeader)
-	req, err := openRequest(s.c.XKey, serverXKey, msg.Data)
+	req, err := openRequest(s.boxes, serverXKey, msg.Data)
 	if err != nil {
 		s.logRefusal("unreadable authorization request", "error", err)
 		return
@@ -188,7 +201,7 @@ func (s *callout) answer(msg *nats.Msg) {
 		s.log.Error("authorization answer", "error", err)
 		return
 	}
-	sealed, err := s.c.XKey.Seal([]byte(body), serverXKey)
+	sealed, err := s.boxes.seal([]byte(body), serverXKey)
 	if err != nil {
 		s.log.Error("authorization answer", "error", err)
 		return

@@ -13,11 +13,11 @@ import (
 const requestAudience = "nats-authorization-request"
 
 // openRequest opens and checks a server's request. Only sealed ones are taken.
-func openRequest(x nkeys.KeyPair, serverXKey string, data []byte) (*jwt.AuthorizationRequestClaims, error) {
+func openRequest(x *boxes, serverXKey string, data []byte) (*jwt.AuthorizationRequestClaims, error) {
 	if !nkeys.IsValidPublicCurveKey(serverXKey) {
 		return nil, errors.New("the request names no key of the server")
 	}
-	plain, err := x.Open(data, serverXKey)
+	plain, err := x.open(data, serverXKey)
 	if err != nil {
 		return nil, fmt.Errorf("open: %w", err)
 	}

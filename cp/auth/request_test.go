@@ -52,9 +52,11 @@ func (s server) request(t testing.TB, change func(*jwt.AuthorizationRequestClaim
 
 func TestOnlyGoodRequestsAreRead(t *testing.T) {
 	s, evil := newServer(t), newServer(t)
-	service, err := nkeys.CreateCurveKeys()
+	keys, err := nkeys.CreateCurveKeys()
 	must(t, err)
-	public, err := service.PublicKey()
+	public, err := keys.PublicKey()
+	must(t, err)
+	service, err := newBoxes(keys)
 	must(t, err)
 	good := s.request(t, func(*jwt.AuthorizationRequestClaims) {})
 	seal := func(by server, plain []byte) []byte {
@@ -86,6 +88,60 @@ func TestOnlyGoodRequestsAreRead(t *testing.T) {
 			t.Errorf("%s: read", what)
 		}
 	}
+}
+
+func TestBoxesAreThoseOfNkeys(t *testing.T) {
+	keys, err := nkeys.CreateCurveKeys()
+	must(t, err)
+	public, err := keys.PublicKey()
+	must(t, err)
+	b, err := newBoxes(keys)
+	must(t, err)
+	for range mostShared + 3 { // more servers than are remembered
+		s := newServer(t)
+		for _, text := range []string{"", "text"} {
+			theirs, err := s.x.Seal([]byte(text), public)
+			must(t, err)
+			if got, err := b.open(theirs, s.xkey); err != nil || string(got) != text {
+				t.Fatalf("%q, not %q: %v", got, text, err)
+			}
+			ours, err := b.seal([]byte(text), s.xkey)
+			must(t, err)
+			if got, err := s.x.Open(ours, public); err != nil || string(got) != text {
+				t.Fatalf("%q, not %q: %v", got, text, err)
+			}
+		}
+	}
+	if len(b.shared) > mostShared {
+		t.Errorf("%d servers are remembered", len(b.shared))
+	}
+	user, err := nkeys.CreateUser()
+	must(t, err)
+	if _, err := newBoxes(user); err == nil {
+		t.Error("the key of a user is taken")
+	}
+}
+
+func FuzzBoxOpen(f *testing.F) {
+	keys, err := nkeys.CreateCurveKeys()
+	must(f, err)
+	public, err := keys.PublicKey()
+	must(f, err)
+	b, err := newBoxes(keys)
+	must(f, err)
+	s := newServer(f)
+	good, err := s.x.Seal([]byte("text"), public)
+	must(f, err)
+	f.Add(good, s.xkey)
+	f.Add(good[:30], s.xkey)
+	f.Add([]byte("xkv1"), "X")
+	f.Fuzz(func(t *testing.T, data []byte, from string) {
+		plain, err := b.open(data, from)
+		theirs, theirErr := keys.Open(data, from)
+		if (err == nil) != (theirErr == nil) || string(plain) != string(theirs) {
+			t.Errorf("%q, %v; nkeys: %q, %v", plain, err, theirs, theirErr)
+		}
+	})
 }
 
 func TestSignedNonce(t *testing.T) {

@@ -205,8 +205,8 @@ func checkText(what, s string, most int) error {
 // had a session and was replaced never gets the id back, so two processes under one id don't flap (SPEC E8).
 func (r *Registry) claim(ctx context.Context, ref schemas.RunnerRef, key auth.Key, h *runbusv1.RunnerHello) (now Record, former string, err error) {
 	session, recorded := schemas.NewID(), false
-	for range casTries {
-		have, revision, there, err := r.leaderRecord(ctx, ref)
+	for try := range casTries {
+		have, revision, there, err := r.currentRecord(ctx, ref, try == 0)
 		if err != nil {
 			return Record{}, "", err
 		}
@@ -251,6 +251,15 @@ func (r *Registry) claim(ctx context.Context, ref schemas.RunnerRef, key auth.Ke
 		}
 	}
 	return Record{}, "", unavailable(jetstream.ErrLost)
+}
+
+// currentRecord is where a compare-and-set of ref's record begins: with the leader's, or, if guess is set, with none for a runner that
+// this replica has never seen. A wrong guess loses the compare-and-set.
+func (r *Registry) currentRecord(ctx context.Context, ref schemas.RunnerRef, guess bool) (rec Record, revision uint64, there bool, err error) {
+	if rec, _, live := r.record(ref); guess && !live && rec.ProcessNonce == "" {
+		return Record{}, 0, false, nil
+	}
+	return r.leaderRecord(ctx, ref)
 }
 
 // leaderRecord reads ref's record from the leader. When its key is gone, the last one that this replica saw stands in, so

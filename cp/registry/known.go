@@ -16,12 +16,17 @@ import (
 const knownEvery = time.Minute
 
 // bind makes sure that key holds ref's id (SPEC E4): the key that first said hello with it does, until it is revoked or
-// expired, or an admin released the id. It is decided on the leader by compare-and-set, never from the view.
+// expired, or an admin released the id. It is decided on the leader by compare-and-set, never from the view: that only says for whom the
+// leader need not be read first.
 func (r *Registry) bind(ctx context.Context, ref schemas.RunnerRef, key auth.Key, h *runbusv1.RunnerHello) error {
 	at := schemas.RunnerKey(ref)
-	for range casTries {
+	for try := range casTries {
 		now := r.d.Now()
-		row, err := r.known.Get(ctx, at)
+		var row jetstream.Row[Known]
+		err := error(jetstream.ErrNotFound)
+		if _, seen := r.knownView.Get(at); seen || try > 0 {
+			row, err = r.known.Get(ctx, at)
+		}
 		switch {
 		case errors.Is(err, jetstream.ErrNotFound):
 			_, err = r.known.Create(ctx, at, Known{

@@ -27,7 +27,7 @@ func newMetrics(r *Registry) (*metrics, error) {
 	for _, c := range []*prometheus.CounterVec{m.hellos, m.heartbeats, m.goodbyes} {
 		c.WithLabelValues("ok")
 	}
-	for _, reason := range []string{"subject", "overload", "flood", "hello_first", "foreign_reply"} {
+	for _, reason := range []string{"subject", "overload", "flood", "hello_first", "foreign_reply", "late"} {
 		m.dropped.WithLabelValues(reason)
 	}
 	if m.registerer == nil {
