@@ -33,14 +33,17 @@ type loss struct {
 
 // lostAfter is when its jobs had ended, reckoned from a moment; false while one has not.
 func (w *world) lostAfter(l *loss, from time.Time) (d time.Duration, ok bool) {
+	var last time.Time
 	for _, j := range l.jobs {
 		at, over := w.endOf(j)
 		if !over {
 			return 0, false
 		}
-		d = max(d, at.Sub(from))
+		if at.After(last) {
+			last = at
+		}
 	}
-	return d, true
+	return last.Sub(from), true
 }
 
 // notice asks until each loss is shown and new work refused.
@@ -111,8 +114,8 @@ func TestLossIsSeenInTime(t *testing.T) {
 			}
 		}
 		w.notice(killed, again)
-		hello = time.Now()
 		w.start(again.m)
+		hello = enrolled(t, again.m)
 		w.notice(stopped, silent)
 		if table, _, status := w.plane.Runink(t, "runner", "list"); status != 0 || !strings.Contains(rowOf(table, killed.m.id), " down/") {
 			t.Errorf("runink runner list ends with %d: %s", status, table)
@@ -138,7 +141,7 @@ func TestLossIsSeenInTime(t *testing.T) {
 			l.state.Health.Signals.Responders, l.refused.Round(time.Millisecond), cmp.Or(l.jobs[0].outcome(), "?"), lost.Round(time.Millisecond), grace)
 	}
 	lost, _ := w.lostAfter(again, hello)
-	say("chaos: works of the process before ended %s after the start of the new one\n", lost.Round(time.Millisecond))
+	say("chaos: works of the process before ended %s after the new one had been answered its hello\n", lost.Round(time.Millisecond))
 	for _, l := range losses[:2] {
 		w.promised("new work for a killed runner to be refused", l.refused, offlineWithin)
 	}
@@ -158,6 +161,18 @@ func TestLossIsSeenInTime(t *testing.T) {
 	if n := w.origin.executed("refused"); n > 0 {
 		w.broken("refused", "refused, and executed %d times all the same", n)
 	}
+}
+
+// enrolled is when the runner's process had said hello, by its log.
+func enrolled(t testing.TB, m *member) time.Time {
+	t.Helper()
+	line := m.process.Stderr.Must(t, "msg=enrolled")
+	text, _, _ := strings.Cut(strings.TrimPrefix(line, "time="), " ")
+	at, err := time.Parse(time.RFC3339Nano, text)
+	if err != nil {
+		t.Fatalf("%s: %v", line, err)
+	}
+	return at
 }
 
 // rowOf is the line of a table whose first column is this.

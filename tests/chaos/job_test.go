@@ -276,12 +276,19 @@ func (w *world) judge(jobs []*job) {
 // audit is the outcomes that the audit has of these dispatches. It comes a moment after the answer.
 func (w *world) audit(jobs []*job) (ends map[string][]string) {
 	w.t.Helper()
-	eventually(10*time.Second, func() bool {
+	path := "/api/audit?limit=" + strconv.Itoa(min(4*len(jobs)+100, 1000))
+	eventually(20*time.Second, func() bool {
 		var events []struct {
 			Action, Subject string
 			Details         map[string]string
 		}
-		w.plane.Admin.Must(w.t, http.MethodGet, "/api/audit?limit=1000", nil, &events)
+		status, body := w.plane.Admin.Call(w.t, http.MethodGet, path, nil)
+		if status == http.StatusServiceUnavailable {
+			return false // it says so itself when it can't be read now
+		}
+		if err := json.Unmarshal(body, &events); status != http.StatusOK || err != nil {
+			w.t.Fatalf("the audit: %d %s: %v", status, body, err)
+		}
 		ends = map[string][]string{}
 		for _, e := range events {
 			if id, ok := strings.CutPrefix(e.Subject, "dispatch:"); ok && (e.Action == "dispatch.end" || e.Action == "dispatch.refuse") {

@@ -29,9 +29,9 @@ const (
 func TestCutInAFetch(t *testing.T) {
 	t.Parallel()
 	r := rand.New(rand.NewPCG(drawSeed(t), 1))
-	seconds, latest := 16, 4
+	seconds, earliest, latest := 16, 1, 5
 	if *longFlag {
-		seconds, latest = 60, 40
+		seconds, earliest, latest = 60, 15, 40
 	}
 	w := newWorld(t, sealed, len(cuttings), few, nil)
 	w.eavesdrop(w.runners[0])
@@ -41,7 +41,7 @@ func TestCutInAFetch(t *testing.T) {
 			&job{runner: w.runners[i].id, rows: 100 * seconds, pause: 1000, timeout: 5 * time.Minute, mustStart: true, mustComplete: true},
 			&job{runner: w.runners[i].id, rows: 1000, first: 1000 * seconds, timeout: 5 * time.Minute, mustStart: true, mustComplete: true})
 	}
-	at := time.Second + time.Duration(r.IntN(1000*latest))*time.Millisecond
+	at := time.Duration(1000*earliest+r.IntN(1000*(latest-earliest))) * time.Millisecond
 	w.run(jobs, func() {
 		<-time.After(at) // the schedule's time
 		for i, c := range cuttings {
