@@ -42,7 +42,8 @@ type waits struct {
 // Agent is one runner process. Make it with New, start it once with Run; Drain and Abort may come from any goroutine.
 type Agent struct {
 	cfg     Config
-	cred    *credential
+	cred    proof
+	dialled *dialled // nil for a runner that dials
 	ref     schemas.RunnerRef
 	nonce   string // of this process
 	key     *seal.Key
@@ -79,7 +80,7 @@ type Agent struct {
 
 // New checks cfg and makes the process's keys; nothing is dialled. Its errors are *ExitError of ExitConfig.
 func New(cfg Config) (*Agent, error) {
-	cred, err := cfg.prepare()
+	cred, tenant, err := cfg.prepare()
 	if err != nil {
 		return nil, err
 	}
@@ -107,7 +108,7 @@ func New(cfg Config) (*Agent, error) {
 	a := &Agent{
 		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, log: cfg.Log,
 		waits:    waits{connect: connectTimeout, credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
-		ref:      schemas.RunnerRef{Tenant: cred.tenant, Runner: cfg.ID},
+		ref:      schemas.RunnerRef{Tenant: tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
 		env:      source.Env{Roots: roots, Log: cfg.Log},
 		dial:     net.Dialer{Timeout: 15 * time.Second},
@@ -124,10 +125,16 @@ func New(cfg Config) (*Agent, error) {
 		a.tracer = cfg.Tracing.Tracer(tracerName)
 	}
 	a.works = newWorks(a)
+	if len(cfg.Addrs) == 0 { // last: it takes the state folder
+		if a.dialled, err = openDialled(&a.cfg); err != nil {
+			return nil, errors.Join(err, roots.Close())
+		}
+		a.cred = a.dialled
+	}
 	return a, nil
 }
 
-// ID is the runner's plain id.
+// ID is the runner's plain id; empty before a runner that is dialled has enrolled.
 func (a *Agent) ID() string { return a.ref.Runner }
 
 // Drain stops taking work: running works finish within Config.DrainGrace, then the runner says goodbye and Run returns nil
@@ -153,15 +160,31 @@ func (a *Agent) Abort() {
 func (a *Agent) Run(ctx context.Context) error {
 	defer func() { _ = a.env.Roots.Close() }() // read only: nothing is lost
 	a.log.Info(schemas.RoleRunnerText)
-	a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
+	if a.dialled != nil {
+		defer a.dialled.close()
+	} else {
+		a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
+	}
 	a.logPolicy()
 	if err := a.openJournal(); err != nil {
 		return err
 	}
 	defer a.closeJournal()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	group, ctx := errgroup.WithContext(ctx)
+	if a.dialled != nil {
+		if err := a.listen(ctx, group); err != nil {
+			cancel()
+			_ = group.Wait() // the error that counts is err
+			return unlessDrained(err)
+		}
+	}
 	dialling, stopDialling := context.WithCancel(context.Background())
 	defer stopDialling()
-	if err := a.connect(ctx, &dialer{dialling, a.tunnel, a.waits.connect}, stopDialling); err != nil {
+	if err := a.connect(ctx, a.dialer(dialling), stopDialling); err != nil {
+		cancel()
+		_ = group.Wait()
 		return err
 	}
 	defer func() {
@@ -177,11 +200,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		}
 	}()
 
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	group, ctx := errgroup.WithContext(ctx)
 	group.Go(guard("enrolment", func() error { return a.keepEnrolled(ctx) }))
 	group.Go(guard("heartbeat", func() error { return a.keepReporting(ctx) }))
+	group.Go(guard("renewal", func() error { return a.keepRenewing(ctx) }))
 	group.Go(guard("drain", func() error { return a.waitForDrain(ctx) }))
 	group.Go(guard("orders", func() error {
 		select {
@@ -194,6 +215,11 @@ func (a *Agent) Run(ctx context.Context) error {
 	err := group.Wait()
 	a.works.close(errProcessEnds())
 	a.works.wait(a.waits.goodbye)
+	return unlessDrained(err)
+}
+
+// unlessDrained is nil for the end in good order.
+func unlessDrained(err error) error {
 	if errors.Is(err, errDrained) {
 		return nil
 	}

@@ -30,6 +30,7 @@ const (
 	DefaultDrainGrace  = 10 * time.Minute
 	DefaultStateDir    = "/var/lib/core-runner"
 	DefaultPort        = "4222"
+	DefaultListen      = ":7443"
 )
 
 // The values of Config.Journal beside the empty one.
@@ -40,8 +41,13 @@ const (
 
 // Config is what a runner needs to know. ConfigFromEnv fills it; every field can also be set by hand.
 type Config struct {
-	// Addrs are the control plane's addresses, each `host:port` or a URL (tls, nats, wss, ws). At least one.
+	// Addrs are the control plane's addresses, each `host:port` or a URL (tls, nats, wss, ws). None: the control plane dials this
+	// runner, at Listen.
 	Addrs []string
+	// Listen is where a runner that is dialled listens, host:port (SPEC C1). Empty means DefaultListen.
+	Listen string
+	// Ticket enrols a runner that is dialled, once (SPEC C3). Nil for one that is enrolled already.
+	Ticket *schemas.Ticket
 	// Token is the service-account token. A person's session token is taken too, so that the control plane can refuse it
 	// in its own words (SPEC E5).
 	Token string
@@ -49,6 +55,8 @@ type Config struct {
 	ID string
 	// Name and Version are for display. Empty: the host's name, and the build's version.
 	Name, Version string
+	// The fields from here to Proxy are for a runner that dials.
+
 	// TLS is off only with RUNNER_ENROLL_TLS=false.
 	TLS bool
 	// CA is a PEM file trusted beside the system roots; may be empty.
@@ -93,6 +101,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	c := Config{
 		Token:    getenv("RUNNER_ENROLL_TOKEN"),
 		ID:       getenv("RUNNER_ID"),
+		Listen:   getenv("CORE_RUNNER_LISTEN"),
 		Name:     getenv("RUNNER_NAME"),
 		Version:  getenv("RUNNER_VERSION"),
 		CA:       getenv("RUNNER_ENROLL_CA"),
@@ -147,15 +156,12 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 }
 
 // prepare fills the defaults and checks everything that can be checked without a network.
-func (c *Config) prepare() (*credential, error) {
+func (c *Config) prepare() (cred proof, tenant string, err error) {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	if len(c.Addrs) == 0 {
-		return nil, configError("no control plane to enrol at: set RUNNER_ENROLL_ADDR to its host:port")
-	}
-	if c.Token == "" {
-		return nil, &ExitError{Code: ExitConfig, Err: schemas.ErrTokenMissing()}
+	if err := c.oneWay(); err != nil {
+		return nil, "", err
 	}
 	if c.Concurrency == 0 {
 		c.Concurrency = DefaultConcurrency
@@ -175,38 +181,81 @@ func (c *Config) prepare() (*credential, error) {
 	for i, addr := range c.Addrs {
 		u, err := c.serverURL(addr)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
 		c.Addrs[i] = u
 	}
 	if c.Journal != "" && c.Journal != JournalOn && c.Journal != JournalOff {
-		return nil, configError("RUNNER_JOURNAL is %q: use on or off", c.Journal)
+		return nil, "", configError("RUNNER_JOURNAL is %q: use on or off", c.Journal)
 	}
+	if len(c.Addrs) > 0 {
+		if cred, tenant, err = c.prepareOutbound(); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := displayText("RUNNER_NAME", c.Name, 128); err != nil {
+		return nil, "", err
+	}
+	return cred, tenant, displayText("RUNNER_VERSION", c.Version, 64)
+}
+
+// oneWay refuses what mixes a runner that dials with one that is dialled.
+func (c *Config) oneWay() error {
+	switch dials := len(c.Addrs) > 0; {
+	case dials && c.Ticket != nil:
+		return configError("RUNNER_ENROLL_ADDR and a ticket are both set: a runner dials its control plane with a service-account token, or it has a ticket and is dialled. Drop one of them")
+	case dials && c.Token == "":
+		return &ExitError{Code: ExitConfig, Err: schemas.ErrTokenMissing()}
+	case dials && c.Listen != "":
+		return configError("RUNNER_ENROLL_ADDR and CORE_RUNNER_LISTEN (--listen) are both set: this runner would dial its control plane, or be dialled. Drop one of them")
+	case !dials && c.Token != "":
+		return configError("no control plane to enrol at: set RUNNER_ENROLL_ADDR to its host:port. (Without RUNNER_ENROLL_TOKEN this runner would listen for its control plane)")
+	case !dials && c.ID != "":
+		return configError("RUNNER_ID is set, and a runner that is dialled gets its id with its ticket: drop it, or set RUNNER_ENROLL_ADDR for a runner that dials")
+	case !dials && c.Listen == "":
+		c.Listen = DefaultListen
+	}
+	if c.Listen != "" {
+		if _, port, err := net.SplitHostPort(c.Listen); err != nil || !validPort(port) {
+			return configError("CORE_RUNNER_LISTEN (--listen): %q is not host:port or :port", c.Listen)
+		}
+	}
+	return nil
+}
+
+// validPort accepts 0, a free one, too.
+func validPort(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 16)
+	return err == nil
+}
+
+// prepareOutbound reads the credential of a runner that dials, and settles its id and name.
+func (c *Config) prepareOutbound() (proof, string, error) {
 	cred, err := parseCredential(c.Token)
 	if err != nil {
-		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ENROLL_TOKEN: %w", err)}
+		return nil, "", &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ENROLL_TOKEN: %w", err)}
 	}
 	c.Token = ""
 	if c.ID == "" {
 		if c.ID, err = keptID(c.StateDir); err != nil {
-			return nil, err
+			return nil, "", err
 		}
 	}
 	if err := schemas.ValidRunnerID(c.ID); err != nil {
-		return nil, &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", err)}
+		return nil, "", &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", err)}
 	}
 	if c.ID == schemas.ConsoleRunner {
-		return nil, configError("RUNNER_ID: %q is reserved for the managed runner: choose another id", c.ID)
+		return nil, "", configError("RUNNER_ID: %q is reserved for the managed runner: choose another id", c.ID)
+	}
+	if schemas.IsDialledID(c.ID) {
+		return nil, "", &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", schemas.ErrDialledID(c.ID))}
 	}
 	if c.Name == "" {
 		if c.Name, err = os.Hostname(); err != nil {
 			c.Name = c.ID
 		}
 	}
-	if err := displayText("RUNNER_NAME", c.Name, 128); err != nil {
-		return nil, err
-	}
-	return cred, displayText("RUNNER_VERSION", c.Version, 64)
+	return cred, cred.tenant, nil
 }
 
 // displayText refuses what a control plane would refuse in a hello.
@@ -280,6 +329,9 @@ func (c *Config) serverURL(addr string) (string, error) {
 // tlsConfig trusts the system roots and the CA file; TLS 1.3 only. With TLS off it refuses every handshake: the server
 // wants TLS then, and the error says so. It is nil for plaintext WebSocket, where nats.go would shake hands if there were one.
 func (c *Config) tlsConfig() (*tls.Config, error) {
+	if len(c.Addrs) == 0 {
+		return nil, nil // a link brings its own
+	}
 	if !c.TLS {
 		if strings.HasPrefix(c.Addrs[0], "ws://") {
 			return nil, nil

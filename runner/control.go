@@ -39,7 +39,12 @@ func (a *Agent) obey(msg *nats.Msg) {
 		}
 		a.end(&ExitError{Code: ExitReplaced, Err: &schemas.Error{Code: schemas.CodeReplaced, Message: "REPLACED: " + reason}})
 	case *runbusv1.RunnerControl_Goodbye:
-		a.log.Info("the control plane says goodbye", "reason", order.Goodbye.GetReason())
+		a.log.Info("the control plane says goodbye", "reason", order.Goodbye.GetReason(), "revoked", order.Goodbye.GetRevoked())
+		if order.Goodbye.GetRevoked() {
+			if err := a.revoked(order.Goodbye.GetReason()); err != nil {
+				a.log.Error("this runner was revoked, and its state folder can't say so", "error", err)
+			}
+		}
 		a.end(fmt.Errorf("goodbye: %w", errDrained))
 	case *runbusv1.RunnerControl_Drain:
 		grace := a.cfg.DrainGrace // an order may only shorten it
@@ -54,10 +59,21 @@ func (a *Agent) obey(msg *nats.Msg) {
 		}
 	case *runbusv1.RunnerControl_Health:
 		reply.Health = a.health()
+	case *runbusv1.RunnerControl_Renew, *runbusv1.RunnerControl_Install:
+		err := a.renew(m)
+		if err == nil {
+			return // answered when it is carried out
+		}
+		reply.Error = schemas.ToDetail(err)
 	default:
 		a.log.Warn("an unknown order was ignored", "id", m.GetId())
 		return
 	}
+	a.reply(m, reply)
+}
+
+// reply answers an order, if an answer is wanted.
+func (a *Agent) reply(m *runbusv1.RunnerControl, reply *runbusv1.RunnerControlReply) {
 	if m.GetReplica() == "" {
 		return
 	}

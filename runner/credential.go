@@ -14,7 +14,16 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// credential is what the runner proves itself with: a service-account key, or a person's session token, which the control
+// proof is how a runner proves who it is: to the bus, and in its hello. A runner that dials has a *credential, one that is dialled its
+// leaf (*dialled).
+type proof interface {
+	// option authenticates a connection.
+	option() nats.Option
+	// sign puts public key and signature into a hello.
+	sign(ref schemas.RunnerRef, h *runbusv1.RunnerHello) error
+}
+
+// credential is what a runner that dials proves itself with: a service-account key, or a person's session token, which the control
 // plane refuses in its own words.
 type credential struct {
 	tenant  string // builds subjects, nothing else

@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/runner/intake"
 	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -25,7 +26,7 @@ const (
 
 // connect opens the one connection of this process. It returns while the first attempt may still fail: nats.go goes on. The end of
 // ctx and a drain don't wait for that attempt: it ends by stopDialling.
-func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) error {
+func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling func()) error {
 	attempt, attempted := context.WithCancel(ctx)
 	var watch sync.WaitGroup
 	watch.Go(func() {
@@ -42,11 +43,11 @@ func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) err
 	defer attempted()
 	var self atomic.Pointer[nats.Conn]
 	var again redial
-	nc, err := nats.Connect(strings.Join(a.cfg.Addrs, ","),
+	nc, err := nats.Connect(a.servers(),
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
 		nats.SetCustomDialer(d),
-		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS, a.tls; return nil },
+		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS && a.dialled == nil, a.tls; return nil },
 		nats.CustomInboxPrefix(schemas.InboxPrefix(a.ref)),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
@@ -54,6 +55,9 @@ func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) err
 		nats.ConnectHandler(a.newLink), nats.ReconnectHandler(a.newLink),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
 		nats.CustomReconnectDelay(func(attempt int) time.Duration {
+			if a.dialled != nil {
+				return lookAgain
+			}
 			// nats.go tells ReconnectErrHandler of dials that fail, and of handshakes only the very first time.
 			var err error
 			if nc := self.Load(); nc != nil && attempt > 1 {
@@ -95,6 +99,9 @@ func (a *Agent) connect(ctx context.Context, d *dialer, stopDialling func()) err
 	}
 	self.Store(nc)
 	a.conn = bus.NewConn(nc)
+	if a.dialled != nil {
+		a.dialled.attach(nc)
+	}
 	return nil
 }
 
@@ -115,8 +122,8 @@ func (a *Agent) newLink(*nats.Conn) {
 }
 
 func (a *Agent) warnUnreachable(err error) {
-	if errors.Is(err, context.Canceled) {
-		return // this process ends
+	if errors.Is(err, context.Canceled) || errors.Is(err, intake.ErrNoLink) {
+		return // this process ends, or waits to be dialled
 	}
 	text, hint := explainLink(err)
 	a.log.Warn("can't reach the control plane; trying again", "addr", a.addrsText(), "error", text, "hint", hint)

@@ -15,12 +15,18 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
 )
 
 func main() {
-	err := errTokenOnCommandLine
-	if !isToken(os.Args[1:]) {
+	err := identity.RefuseArgument(os.Args[1:])
+	switch {
+	case err != nil:
+		err = &runner.ExitError{Code: runner.ExitConfig, Err: err}
+	case isToken(os.Args[1:]):
+		err = errTokenOnCommandLine
+	default:
 		err = app().Run(fileLast(os.Args))
 	}
 	if err != nil && !errors.Is(err, errDenied) {
@@ -33,8 +39,10 @@ func app() *cli.App {
 	return &cli.App{
 		Name:  "core-runner",
 		Usage: "run fetches inside a private network for a Runbus control plane",
-		Description: `The runner dials out: set RUNNER_ENROLL_ADDR to the control plane's host:port and RUNNER_ENROLL_TOKEN to a
-service-account token (a key that an ORG_ADMIN mints with "runink key create NAME"), then start "core-runner serve".`,
+		Description: `A runner that dials out: set RUNNER_ENROLL_ADDR to the control plane's host:port and RUNNER_ENROLL_TOKEN to a
+service-account token (a key that an ORG_ADMIN mints with "runink key create NAME"), then start "core-runner serve".
+
+A runner that is dialled: "runink runner create NAME --address HOST:PORT" prints the command to start it with.`,
 		HideHelpCommand: true,
 		Version:         runner.BuildVersion(),
 		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status
@@ -54,7 +62,14 @@ func serveCommand() *cli.Command {
 		Name:         "serve",
 		Usage:        "enrol and run what is assigned, until SIGTERM",
 		OnUsageError: usage,
-		Description: `Environment:
+		Description: `With RUNNER_ENROLL_ADDR it dials its control plane, else it listens for it.
+
+Environment of a runner that is dialled:
+  CORE_RUNNER_TICKET    the ticket that enrols it, once; never on the command line
+  CORE_RUNNER_TICKET_FILE  instead: a regular file of mode 0600 or 0400 with the ticket in it
+  CORE_RUNNER_LISTEN    as --listen
+
+Environment of one that dials:
   RUNNER_ENROLL_ADDR    control plane, host:port or a tls://, wss://, nats:// URL; several separated by commas
   RUNNER_ENROLL_TOKEN   service-account token; never on the command line
   RUNNER_ENROLL_TOKEN_FILE  instead: a file of mode 0600 or 0400 with the token in it
@@ -62,6 +77,8 @@ func serveCommand() *cli.Command {
   RUNNER_ENROLL_TLS     false turns TLS off (default true)
   HTTPS_PROXY, NO_PROXY HTTP proxy on the way to the control plane, and what is dialled directly all the same; never for sources
   RUNNER_ID             stable id, 1-64 of A-Z a-z 0-9 - _ . (default: generated, kept in the state folder)
+
+Environment of both:
   RUNNER_NAME, RUNNER_VERSION   for display
   RUNNER_FILE_ROOTS     folders that the file and sqlite sources may read, a list as in PATH (default: none)
   RUNNER_POLICY         file of the local policy, read again at SIGHUP (default: none, everything but cloud metadata is allowed)
@@ -70,8 +87,9 @@ func serveCommand() *cli.Command {
   RUNNER_DRAIN_GRACE    how long running works may go on after SIGTERM (default 10m)
   LOG_LEVEL, LOG_FORMAT debug|info|warn|error, text|json
 
-Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
+Exit status: 0 drained or revoked, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "listen", Usage: "`ADDRESS` where a runner that is dialled listens (default " + runner.DefaultListen + ")", EnvVars: []string{"CORE_RUNNER_LISTEN"}},
 			stateDirFlag(),
 			policyFlag(),
 		},
@@ -84,7 +102,7 @@ Exit status: 0 drained, 1 failed, 2 configuration, 10 replaced by another proces
 				return usageError(err.Error())
 			}
 			return agent.Run(context.Background(), log, os.Stdout, func(cfg *runner.Config) {
-				cfg.StateDir, cfg.Policy = c.String("state-dir"), c.String("policy")
+				cfg.StateDir, cfg.Policy, cfg.Listen = c.String("state-dir"), c.String("policy"), c.String("listen")
 			})
 		},
 	}
@@ -98,10 +116,10 @@ func policyFlag() *cli.StringFlag {
 var errTokenOnCommandLine = usageError("a token on the command line is refused: everybody on this host can read it there. " +
 	"Put it into RUNNER_ENROLL_TOKEN, or into a file of mode 0600 that RUNNER_ENROLL_TOKEN_FILE names, and revoke this one (runink key revoke)")
 
-// isToken reports whether a word is, or has, a token or ticket.
+// isToken reports whether a word is, or has, a token.
 func isToken(args []string) bool {
 	return slices.ContainsFunc(args, func(arg string) bool {
-		return strings.Contains(arg, schemas.ServiceTokenPrefix) || strings.Contains(arg, schemas.SessionTokenPrefix) || strings.Contains(arg, "crt1.")
+		return strings.Contains(arg, schemas.ServiceTokenPrefix) || strings.Contains(arg, schemas.SessionTokenPrefix)
 	})
 }
 

@@ -127,6 +127,12 @@ func (r *Registry) verify(ref schemas.RunnerRef, h *runbusv1.RunnerHello) (auth.
 	if err := checkStatements(h); err != nil {
 		return auth.Key{}, err
 	}
+	if fingerprint, ok := schemas.LeafFingerprint(h.GetPublicKey()); ok {
+		return r.verifyLeaf(ref, fingerprint, h)
+	}
+	if schemas.IsDialledID(ref.Runner) {
+		return auth.Key{}, schemas.ErrDialledID(ref.Runner)
+	}
 	key, err := r.d.Auth.KeyByPublic(h.GetPublicKey())
 	if err != nil {
 		return auth.Key{}, err
@@ -321,7 +327,7 @@ func (r *Registry) recordEnrolment(ctx context.Context, ref schemas.RunnerRef, k
 		details["replaces"] = "the process that held the id"
 	}
 	if err := r.d.Audit.Record(ctx, &runbusv1.AuditEvent{
-		Tenant: ref.Tenant, Actor: "key:" + key.ID, Action: "runner.enrol", Subject: "runner:" + ref.Runner,
+		Tenant: ref.Tenant, Actor: actorOf(ref, key), Action: "runner.enrol", Subject: "runner:" + ref.Runner,
 		Outcome: "ok", Details: details,
 	}); err != nil {
 		return unavailable(err)

@@ -4,13 +4,16 @@ package intake
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -36,8 +39,9 @@ type Config struct {
 	TLS func(proto string) (*tls.Config, error)
 	// Enrol serves one enrolment after the handshake; the connection is closed when it returns.
 	Enrol func(ctx context.Context, conn *tls.Conn) error
-	// Link decides on one link after its preface. Nil: it was taken, and the connection lives on. An error refuses it.
-	Link func(ctx context.Context, conn *tls.Conn, p *runbusv1.LinkPreface) error
+	// Link decides on one link after its preface; leaf is the hex SHA-256 of the certificate that this side presented. Nil: it was
+	// taken, and the connection lives on. An error refuses it.
+	Link func(ctx context.Context, conn *tls.Conn, p *runbusv1.LinkPreface, leaf string) error
 	// HandshakeWithin bounds the time from the connection to the end of the handshake, the preface included. Zero means the default.
 	HandshakeWithin time.Duration
 	// EnrolWithin bounds an enrolment after its handshake. Zero means 30 s.
@@ -155,7 +159,15 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn) {
 	if err := errors.Join(raw.SetDeadline(deadline), link.SetUserTimeout(raw, link.UserTimeout)); err != nil {
 		return // it has gone
 	}
-	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: i.configFor})
+	leaf := ""
+	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+		c, err := i.configFor(hello)
+		if err == nil && len(c.Certificates) > 0 {
+			sum := sha256.Sum256(c.Certificates[0].Certificate[0])
+			leaf = hex.EncodeToString(sum[:])
+		}
+		return c, err
+	}})
 	if err := conn.HandshakeContext(ctx); err != nil {
 		i.refused(ctx, peer, "the handshake failed", err)
 		return
@@ -177,7 +189,7 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn) {
 			i.refused(ctx, peer, "no preface came", err)
 			return
 		}
-		if err := i.c.Link(ctx, conn, p); err != nil {
+		if err := i.c.Link(ctx, conn, p, leaf); err != nil {
 			i.log(slog.LevelInfo, "a link was refused", "peer", peer, "replica", p.GetReplica(), "error", err)
 			link.Refuse(conn, err)
 			return
@@ -189,21 +201,24 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn) {
 // errNoProtocol refuses a client that offers none of ours.
 var errNoProtocol = errors.New("the client offers neither " + link.ProtoEnrol + " nor " + link.ProtoLink)
 
+// configFor prefers a link: whoever offers both wants to enrol only a runner that can't have one yet.
 func (i *Intake) configFor(hello *tls.ClientHelloInfo) (*tls.Config, error) {
-	for _, proto := range hello.SupportedProtos {
-		if proto != link.ProtoEnrol && proto != link.ProtoLink {
+	why := errNoProtocol
+	for _, proto := range []string{link.ProtoLink, link.ProtoEnrol} {
+		if !slices.Contains(hello.SupportedProtos, proto) {
 			continue
 		}
 		c, err := i.c.TLS(proto)
 		if err != nil {
-			return nil, err
+			why = err
+			continue
 		}
 		c = c.Clone()
 		c.MinVersion, c.NextProtos = tls.VersionTLS13, []string{proto}
 		c.SessionTicketsDisabled = true // each connection proves itself by its own handshake
 		return c, nil
 	}
-	return nil, errNoProtocol
+	return nil, why
 }
 
 // refused logs what a stranger can cause: seldom, and quietly what is only an end.

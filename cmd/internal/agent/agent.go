@@ -13,6 +13,7 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/cmd/internal/telemetry"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/runner/identity"
 )
 
 // Ready is the line that a runner writes on standard output once, after its first enrolment.
@@ -24,10 +25,15 @@ type Ready struct {
 // Run serves until the runner is drained (first SIGTERM), aborted (second), told to stop, or ctx ends. change may adjust
 // what the environment said. The exit status is runner.ExitCode of the error.
 func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*runner.Config)) error {
+	ticket, err := identity.TakeTicket(os.Getenv, runner.ForgetEnv) // before anything else starts
+	if err != nil {
+		return &runner.ExitError{Code: runner.ExitConfig, Err: err}
+	}
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
+	cfg.Ticket = ticket
 	// The standard library reads the proxy's variables once, at the first request: spans may have to go out by it later.
 	_, _ = http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: "invalid"}}) // what is wrong with them, runner.New says
 	// Token and proxy login are in memory now; nothing that this process starts shall inherit them, and nobody read them off the
@@ -57,7 +63,12 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 		return err
 	}
 	defer process.RelaxMemory()()
-	release := process.OnStop(a.Drain, a.Abort)
+	supervisor := process.Supervise(log, a.Alive)
+	defer supervisor.Close()
+	release := process.OnStop(func() {
+		supervisor.Stopping()
+		a.Drain()
+	}, a.Abort)
 	defer release()
 	if cfg.Policy != "" { // without, SIGHUP ends the process as ever
 		defer process.OnHangup(a.ReloadPolicy)()
