@@ -35,7 +35,10 @@ type zstdStream struct {
 	parts []part
 	body  []byte
 	done  []extent // where the parts are in body
-	bytes []byte   // memory for what stands before a body, or describes a schema
+
+	skip    int    // batches that are not compressed before the next try
+	skipped int    // how many it were after the last try
+	bytes   []byte // memory for what stands before a body, or describes a schema
 }
 
 // A batch of fewer bytes than worthCompressing goes through as it is: a frame on the bus has as much around it. One of fewer than
@@ -107,7 +110,7 @@ func (z *zstdStream) end() error {
 	} else {
 		err = z.Close()
 	}
-	z.w, z.schema, z.arrow, z.begun = nil, nil, nil, false
+	z.w, z.schema, z.arrow, z.begun, z.skip, z.skipped = nil, nil, nil, false, 0, 0
 	for i := range z.parts[:cap(z.parts)] {
 		z.parts[:cap(z.parts)][i].in = nil
 	}
@@ -161,16 +164,35 @@ func (z *zstdStream) pack(batch recordBatch) error {
 	for i := range z.parts {
 		size += len(z.parts[i].in)
 	}
-	if size < worthCompressing {
+	if size < worthCompressing || z.skip > 0 {
+		z.skip = max(z.skip-1, 0)
 		return z.plain(batch)
 	}
 	z.compress(size)
+	z.judge(size)
 	batch.buffers = z.done
 	if err := z.head(batch, len(z.body), true); err != nil {
 		return err
 	}
 	_, err := z.w.Write(z.body)
 	return err
+}
+
+// Of a batch of which compression saves less than one part in worthSaving the next ones go out as they are: one, three, seven …
+// mostSkipped, and then one is tried again.
+const (
+	worthSaving = 16
+	mostSkipped = 31
+)
+
+// judge decides by what came of a batch of size bytes whether the next is compressed.
+func (z *zstdStream) judge(size int) {
+	if len(z.body) <= size-size/worthSaving {
+		z.skipped = 0
+		return
+	}
+	z.skipped = min(2*z.skipped+1, mostSkipped)
+	z.skip = z.skipped
 }
 
 // plain writes a batch from parts as they are.

@@ -212,3 +212,81 @@ func TestStreamIsCompressed(t *testing.T) {
 		t.Errorf("8000 bytes of noise take %d bytes", n)
 	}
 }
+
+// TestWhatDoesNotCompressIsLeftAlone: after a few batches of noise most go out as they are, and what compresses again is found.
+func TestWhatDoesNotCompressIsLeftAlone(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "b", Type: arrow.BinaryTypes.Binary}}, nil)
+	batchOf := func(cell []byte) arrow.RecordBatch {
+		b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+		defer b.Release()
+		column, ok := b.Field(0).(*array.BinaryBuilder)
+		if !ok {
+			t.Fatal("not a binary column")
+		}
+		column.Append(cell)
+		return b.NewRecordBatch()
+	}
+	noise, zeros := make([]byte, 64<<10), make([]byte, 64<<10)
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range noise {
+		noise[i] = byte(r.Uint32())
+	}
+	var stream bytes.Buffer
+	out := NewOutput(&stream, Limits{}, nil)
+	if err := out.Start(schema); err != nil {
+		t.Fatal(err)
+	}
+	var sizes []int
+	write := func(cell []byte) {
+		before := stream.Len()
+		batch := batchOf(cell)
+		defer batch.Release()
+		if err := out.Write(batch); err != nil {
+			t.Fatal(err)
+		}
+		sizes = append(sizes, stream.Len()-before)
+	}
+	const noisy = 1 + 1 + 1 + 3 + 1 // tried, left alone, tried, three left alone, tried
+	for range noisy {
+		write(noise)
+	}
+	for range mostSkipped {
+		write(zeros)
+	}
+	write(zeros)
+	write(zeros)
+	if err := out.Close(); err != nil {
+		t.Fatal(err)
+	}
+	tried := 0
+	for _, n := range sizes[:noisy] {
+		if n != sizes[1] {
+			tried++
+		}
+	}
+	if tried != 3 {
+		t.Errorf("of %d noisy batches %d were compressed, not 3: %v", noisy, tried, sizes[:noisy])
+	}
+	if first, last := sizes[noisy], sizes[len(sizes)-1]; first < len(zeros) || last > len(zeros)/10 {
+		t.Errorf("a batch of zeros has %d bytes right after the noise, and %d at the end", first, last)
+	}
+	reader, err := ipc.NewReader(&stream)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Release()
+	for i := 0; reader.Next(); i++ {
+		want := zeros
+		if i < noisy {
+			want = noise
+		}
+		column, ok := reader.RecordBatch().Column(0).(*array.Binary)
+		if !ok || !bytes.Equal(column.Value(0), want) {
+			t.Fatalf("batch %d is another", i)
+		}
+		sizes = sizes[1:]
+	}
+	if err := reader.Err(); err != nil || len(sizes) > 0 {
+		t.Fatalf("%d batches did not arrive: %v", len(sizes), err)
+	}
+}
