@@ -17,7 +17,7 @@ import (
 var ErrNotSent = errors.New("the assignment was not sent")
 
 // assignmentsBytes is the most that assignments in one message have together.
-const assignmentsBytes = 64 << 10
+const assignmentsBytes = 15 << 10
 
 // batchBase is the base of the number of a message with several assignments, in its reply subject behind `all`.
 const batchBase = 36

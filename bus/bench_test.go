@@ -55,6 +55,9 @@ func BenchmarkDispatch(b *testing.B) {
 				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "dispatches/s")
 				b.ReportMetric(float64(cpuTime(b)-cpu)/float64(b.N), "cpu-ns/op")
 				b.StopTimer()
+				stats := l.replica.NATS().Stats()
+				b.ReportMetric(float64(stats.InMsgs)/float64(b.N), "msgs-in/op")
+				b.ReportMetric(float64(stats.OutMsgs)/float64(b.N), "msgs-out/op")
 				l.close(b)
 			})
 		}

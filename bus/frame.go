@@ -126,7 +126,7 @@ func fieldNamed(name string) protowire.Number {
 }
 
 // bundleBytes is the most that frames in one bundle have together: larger ones gain nothing by it.
-const bundleBytes = 64 << 10
+const bundleBytes = 15 << 10
 
 // framesName is the type of bundles.
 const framesName = "RunnerWorkFrames"

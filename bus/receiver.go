@@ -161,6 +161,23 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 	return r.take(frames, time.Now(), bundled, bundled && len(frames) > 1 && subject.Kind == schemas.KindResultData)
 }
 
+// tell gives what ops could not see of frames to it, if it watches.
+func (r *Receiver) tell(frames []sizedFrame) {
+	subject := ""
+	for _, f := range frames {
+		if frameKind(f.frame) == schemas.KindResultData {
+			continue
+		}
+		if subject == "" {
+			subject = r.ReplySubject()
+			if watched := r.all.watched; watched != nil && !watched(subject) {
+				return
+			}
+		}
+		r.all.bundled(subject, f.frame)
+	}
+}
+
 // take takes frames in that came together on the subjects of the stream's runner. Those that ops could not see are told to it.
 func (r *Receiver) take(frames []sizedFrame, now time.Time, bundled, hidden bool) (reason DropReason) {
 	for _, f := range frames {
@@ -169,11 +186,7 @@ func (r *Receiver) take(frames []sizedFrame, now time.Time, bundled, hidden bool
 		}
 	}
 	if hidden && r.all.bundled != nil {
-		for _, f := range frames {
-			if frameKind(f.frame) == schemas.KindResultCtl {
-				r.all.bundled(r.ReplySubject(), f.frame)
-			}
-		}
+		r.tell(frames)
 	}
 	r.mu.Lock()
 	if r.err != nil {

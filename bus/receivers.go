@@ -49,6 +49,7 @@ type Receivers struct {
 	replica string
 	timing  timing
 	bundled func(subject string, f proto.Message) // see OnBundled
+	watched func(subject string) bool             // see TellIf
 	results *nats.Subscription
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due
@@ -67,7 +68,7 @@ type Receivers struct {
 	memory  []byte             // for credits that go out together; belongs to the writer
 	nowait  bool               // what is ready or owed goes out now
 	pending bool               // lingers runs
-	hurried bool               // …for lingerFor
+	hurried bool               // …for soonFor
 	waiting map[string]*waiter // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
@@ -104,6 +105,9 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 // subject on which it would have come alone. f runs in the subscription's callback and must not block. To be set before the first
 // Open.
 func (r *Receivers) OnBundled(f func(subject string, m proto.Message)) { r.bundled = f }
+
+// TellIf has OnBundled's function called for subjects only for which watched is true; nil: for all. To be set before the first Open.
+func (r *Receivers) TellIf(watched func(subject string) bool) { r.watched = watched }
 
 // Replica is the random id of this replica's boot, `<c>` in the subjects.
 func (r *Receivers) Replica() string { return r.replica }
@@ -229,10 +233,11 @@ func (r *Receivers) enqueue(one *Receiver, urgent bool) {
 	r.schedule(urgent)
 }
 
-// Credits that no runner waits for go out together: lingerFor after there are some, and else within restFor.
+// Credits that no runner waits for go out together: soonFor after there are some, and else within restFor.
 const (
 	some    = 8
-	restFor = 8 * lingerFor
+	soonFor = time.Millisecond
+	restFor = 8 * time.Millisecond
 )
 
 // schedule wakes the writer, now or soon. The lock is held.
@@ -248,7 +253,7 @@ func (r *Receivers) schedule(urgent bool) {
 		r.lingers.Reset(restFor)
 	case n >= some && !r.hurried:
 		r.hurried = true
-		r.lingers.Reset(lingerFor)
+		r.lingers.Reset(soonFor)
 	}
 }
 

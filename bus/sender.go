@@ -40,7 +40,7 @@ type Sender struct {
 func (s *Sender) ctl() string  { return schemas.ResultCtlSubject(s.all.ref, s.replica, s.dispatch) }
 func (s *Sender) data() string { return schemas.ResultDataSubject(s.all.ref, s.replica, s.dispatch) }
 
-// Bundle lets small frames leave several to a message, within a millisecond. The replica must read RunnerWorkFrames
+// Bundle lets small frames leave several to a message, within 4 ms. The replica must read RunnerWorkFrames
 // (RunnerWorkAssignment.bundles).
 func (s *Sender) Bundle() {
 	s.mu.Lock()

@@ -22,7 +22,7 @@ const burst = 4
 const rounds = 4
 
 // lingerFor is how long a small frame may wait for those after it. A fetch that takes less leaves in one message.
-const lingerFor = time.Millisecond
+const lingerFor = 4 * time.Millisecond
 
 // Senders is all result streams of one runner's connection. One goroutine at a time writes them all, so that frames of many
 // streams leave in few, large writes: the one that has a result, if nobody is writing, else one of its own. It is safe for

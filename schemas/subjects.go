@@ -113,20 +113,20 @@ func prefix(r RunnerRef) string {
 
 // String is the subject as it goes over the wire.
 func (s Subject) String() string {
-	p := prefix(s.Ref)
-	switch s.Kind {
+	tenant, runner := s.Ref.Tenant, escapeRunner(s.Ref.Runner)
+	switch s.Kind { // each in one piece, since every dispatch has several
 	case KindHello, KindHeartbeat, KindGoodbye:
-		return p + string(s.Kind)
+		return Root + "." + tenant + ".runner." + runner + "." + string(s.Kind)
 	case KindWork, KindControl:
-		return p + string(s.Kind) + "." + s.Session
+		return Root + "." + tenant + ".runner." + runner + "." + string(s.Kind) + "." + s.Session
 	case KindCredit:
-		return p + "credit." + s.Dispatch
+		return Root + "." + tenant + ".runner." + runner + ".credit." + s.Dispatch
 	case KindResultCtl, KindResultData:
-		return p + "result." + s.Replica + "." + s.Dispatch + "." + string(s.Kind)
+		return Root + "." + tenant + ".runner." + runner + ".result." + s.Replica + "." + s.Dispatch + "." + string(s.Kind)
 	case KindReply:
-		return p + "reply." + s.Replica + "." + s.ID
+		return Root + "." + tenant + ".runner." + runner + ".reply." + s.Replica + "." + s.ID
 	case KindInbox:
-		return p + "inbox." + s.Inbox
+		return Root + "." + tenant + ".runner." + runner + ".inbox." + s.Inbox
 	}
 	return ""
 }

@@ -96,6 +96,7 @@ func New(d Deps) (*Dispatcher, error) {
 	}
 	if d.Copies != nil {
 		receivers.OnBundled(d.Copies) // ops can't subscribe data
+		receivers.TellIf(d.Watched)
 	}
 	x := &Dispatcher{
 		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(),

@@ -179,7 +179,7 @@ func obey(in io.Reader, result *atomic.Pointer[[]byte]) {
 			profile = f
 		case "profiled":
 			pprof.StopCPUProfile()
-			if err := profile.Close(); err != nil {
+			if err := errors.Join(profile.Close(), writeAllocs(arg)); err != nil {
 				answer = err.Error()
 			}
 		}

@@ -120,7 +120,7 @@ func run(ctx context.Context, s settings) (err error) {
 			return err
 		}
 	}
-	m := meter{child: child, settings: s}
+	m := meter{child: child, waiting: p.waiting, settings: s}
 	if err := m.compare(ctx, all); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -11,6 +12,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/nats-io/nats.go"
 )
 
 // path is one dispatch from begin to end.
@@ -22,11 +25,19 @@ type figures struct {
 	p50, p99  time.Duration
 	cpu       time.Duration // of both processes, a dispatch
 	runnerCPU time.Duration
+	messages  float64 // of the dispatcher's connection, a dispatch: only the product's path has some
 }
 
 type meter struct {
 	child    *child
+	waiting  *nats.Conn
 	settings settings
+}
+
+// messages counts what the dispatcher's connection has sent and received.
+func (m meter) messages() uint64 {
+	s := m.waiting.Stats()
+	return s.InMsgs + s.OutMsgs
 }
 
 // measure runs p in a closed loop.
@@ -40,6 +51,7 @@ func (m meter) measure(ctx context.Context, p path, inFlight int) (figures, erro
 	if err != nil {
 		return figures{}, err
 	}
+	messages := m.messages()
 	took := make([][]time.Duration, inFlight)
 	began := time.Now()
 	if err := loop(ctx, p, inFlight, m.settings.span, took); err != nil {
@@ -61,6 +73,7 @@ func (m meter) measure(ctx context.Context, p path, inFlight int) (figures, erro
 	return figures{
 		perSecond: float64(n) / elapsed.Seconds(), p50: all[n/2], p99: all[n*99/100],
 		cpu: (here + there) / time.Duration(n), runnerCPU: there / time.Duration(n),
+		messages: float64(m.messages()-messages) / float64(n),
 	}, nil
 }
 
@@ -106,7 +119,7 @@ func cpuHere() time.Duration {
 // compare measures the paths in turns and prints the tables.
 func (m meter) compare(ctx context.Context, paths map[string]path) error {
 	names := m.settings.paths
-	fmt.Printf("%-9s %-8s %12s %10s %10s %14s %14s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner")
+	fmt.Printf("%-9s %-8s %12s %10s %10s %14s %14s %9s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner", "messages")
 	type row struct {
 		level int
 		of    map[string][]figures
@@ -127,8 +140,8 @@ func (m meter) compare(ctx context.Context, paths map[string]path) error {
 		rows = append(rows, r)
 		for _, name := range names {
 			f := r.of[name]
-			fmt.Printf("%-9d %-8s %12.0f %10s %10s %14s %14s\n", level, name, median(f, perSecond),
-				micro(median(f, p50)), micro(median(f, p99)), micro(median(f, cpu)), micro(median(f, runnerCPU)))
+			fmt.Printf("%-9d %-8s %12.0f %10s %10s %14s %14s %9.2f\n", level, name, median(f, perSecond), micro(median(f, p50)),
+				micro(median(f, p99)), micro(median(f, cpu)), micro(median(f, runnerCPU)), median(f, messages))
 		}
 		if m.settings.profile != "" {
 			for _, name := range names {
@@ -161,7 +174,7 @@ func (m meter) compare(ctx context.Context, paths map[string]path) error {
 	return nil
 }
 
-// profile runs a path once more under CPU profiles of both processes.
+// profile runs a path once more under CPU profiles of both processes, and writes what they have allocated.
 func (m meter) profile(ctx context.Context, name string, p path, level int) error {
 	base := filepath.Join(m.settings.profile, fmt.Sprintf("%s-%d", name, level))
 	f, err := os.Create(base + "-plane.pprof")
@@ -177,10 +190,16 @@ func (m meter) profile(ctx context.Context, name string, p path, level int) erro
 	}
 	err = loop(ctx, p, level, 3*time.Second, nil)
 	pprof.StopCPUProfile()
-	if err := m.child.command("profiled"); err != nil {
+	return errors.Join(err, m.child.command("profiled "+base+"-runner-allocs.pprof"), writeAllocs(base+"-plane-allocs.pprof"))
+}
+
+// writeAllocs writes what this process has allocated since its start.
+func writeAllocs(path string) error {
+	f, err := os.Create(path)
+	if err != nil {
 		return err
 	}
-	return err
+	return errors.Join(pprof.Lookup("allocs").WriteTo(f, 0), f.Close())
 }
 
 func perSecond(f figures) float64 { return f.perSecond }
@@ -188,6 +207,7 @@ func p50(f figures) float64       { return float64(f.p50) }
 func p99(f figures) float64       { return float64(f.p99) }
 func cpu(f figures) float64       { return float64(f.cpu) }
 func runnerCPU(f figures) float64 { return float64(f.runnerCPU) }
+func messages(f figures) float64  { return f.messages }
 
 func micro(ns float64) string { return fmt.Sprintf("%.0f us", ns/1000) }
 

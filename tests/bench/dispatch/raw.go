@@ -14,10 +14,10 @@ import (
 var rawRef = schemas.RunnerRef{Tenant: tenant, Runner: rawID}
 
 // raw is nc.Request on a connection like the dispatcher's, to a subscription on a connection like the runner's: the same
-// users, so the server checks the same permissions.
+// users, so the server checks the same permissions. It writes as nats.go does by itself.
 func (p *plane) raw(s sizes) (path, error) {
 	inbox := schemas.ResultCtlSubject(rawRef, "raw", "inbox")
-	nc, err := p.server.Connect(embedded.UserDispatch, nats.CustomInboxPrefix(inbox))
+	nc, err := p.server.Connect(embedded.UserDispatch, nats.CustomInboxPrefix(inbox), nats.WriteBufferSize(nats.DefaultWriteBufSize))
 	if err != nil {
 		return nil, err
 	}
