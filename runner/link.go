@@ -51,6 +51,7 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 		nats.CustomInboxPrefix(schemas.InboxPrefix(a.ref)),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
+		nats.WriteBufferSize(1), // what is published is written at once by its publisher, not after a turn of nats.go's flusher
 		nats.Timeout(a.waits.connect), nats.PingInterval(pingInterval), nats.MaxPingsOutstanding(maxPings),
 		nats.ConnectHandler(a.newLink), nats.ReconnectHandler(a.newLink),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
