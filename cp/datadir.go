@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -120,15 +121,4 @@ func (d *dataDir) initialised() error {
 func (d *dataDir) close() { _ = d.lock.Close() }
 
 // writeFile replaces a file of mode 0600 in one step.
-func writeFile(name string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(name), "."+filepath.Base(name)+"-*")
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) //nolint:errcheck // gone after the rename
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), name)
-}
+func writeFile(name string, content []byte) error { return durable.Replace(name, content, nil) }

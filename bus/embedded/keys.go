@@ -11,6 +11,7 @@ import (
 
 	"github.com/nats-io/nkeys"
 
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -171,57 +172,14 @@ func newPair(kind nkeys.PrefixByte) (nkeys.KeyPair, error) {
 	return nkeys.CreatePair(kind)
 }
 
-// createPrivate writes body to a new file of mode 0600: readers see all of it or nothing. It fails with fs.ErrExist rather
-// than replace a file.
+// createPrivate writes body to a new file of mode 0600, and makes its folder. It fails with fs.ErrExist rather than replace a file.
 func createPrivate(file string, body []byte) error {
-	tmp, err := writeTemp(file, body)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = os.Remove(tmp) }()
-	if err := os.Link(tmp, file); err != nil {
-		return err
-	}
-	return syncDir(filepath.Dir(file))
+	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), durable.Create(file, body, nil))
 }
 
-// replacePrivate writes body to a file of mode 0600 in place of the one that may be there.
+// replacePrivate writes body to a file of mode 0600 in place of the one that may be there, and makes its folder.
 func replacePrivate(file string, body []byte) error {
-	tmp, err := writeTemp(file, body)
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(tmp, file); err != nil {
-		_ = os.Remove(tmp)
-		return err
-	}
-	return syncDir(filepath.Dir(file))
-}
-
-// writeTemp writes body, synced and of mode 0600, to a new file beside file and returns its name.
-func writeTemp(file string, body []byte) (string, error) {
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
-		return "", err
-	}
-	tmp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // 0600
-	if err != nil {
-		return "", err
-	}
-	_, err = tmp.Write(body)
-	err = errors.Join(err, tmp.Sync(), tmp.Close())
-	if err != nil {
-		_ = os.Remove(tmp.Name())
-		return "", err
-	}
-	return tmp.Name(), nil
-}
-
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
+	return errors.Join(os.MkdirAll(filepath.Dir(file), 0o700), durable.Replace(file, body, nil))
 }
 
 // Public is the public key of a configured user; "" for an unknown one.

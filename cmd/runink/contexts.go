@@ -12,6 +12,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -82,23 +83,7 @@ func (c contexts) save() error {
 	if err != nil {
 		return err
 	}
-	return writePrivate(file, append(b, '\n'))
-}
-
-// writePrivate writes a file of mode 0600 in one step.
-func writePrivate(file string, content []byte) error {
-	f, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+"-*")
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(content)
-	if err = errors.Join(err, f.Close()); err == nil {
-		err = os.Rename(f.Name(), file)
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
-	}
-	return err
+	return durable.Replace(file, append(b, '\n'), nil)
 }
 
 func saveContext(name string, s endpoint, current bool) error {

@@ -10,6 +10,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/org-runink/runbus/cp"
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -74,7 +75,7 @@ func natsContexts(c *cli.Context) error {
 			return err
 		}
 		file := filepath.Join(dir, w.name+".json")
-		if err := writePrivate(file, append(b, '\n')); err != nil {
+		if err := durable.Replace(file, append(b, '\n'), nil); err != nil {
 			return schemas.Errorf(schemas.CodeFailed, "the context can't be written: %w", err)
 		}
 		out = append(out, written{w.name, file, w.use})

@@ -14,6 +14,7 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/controlplane"
 	"github.com/org-runink/runbus/cmd/runink/demodata"
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -184,7 +185,7 @@ func (s *stack) runnerKey(ctx context.Context, cfg stackConfig) (file string, er
 		return "", err
 	}
 	s.minted = len(b) > 0
-	return file, writePrivate(file, []byte(made.Token+"\n"))
+	return file, durable.Replace(file, []byte(made.Token+"\n"), nil)
 }
 
 // liveKey is the public key of a service-account key that can enrol, "" when there is none of this id.

@@ -6,9 +6,9 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"strings"
 
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -87,7 +87,10 @@ func (a *Auth) ensureFile(ctx context.Context, want personRecord, file string) e
 	if err != nil {
 		return err
 	}
-	return writePrivate(file, []byte(token+"\n"))
+	if err := durable.Replace(file, []byte(token+"\n"), nil); err != nil {
+		return fmt.Errorf("token file: %w", err)
+	}
+	return nil
 }
 
 // keepsFile reports whether file holds a token of want that will do for a while. A file that others may read is made
@@ -130,28 +133,4 @@ func readPrivate(file string) ([]byte, error) {
 		return nil, fmt.Errorf("token file: %w", err)
 	}
 	return body, nil
-}
-
-// writePrivate writes a file of mode 0600 whole or not at all.
-func writePrivate(file string, body []byte) error {
-	temp, err := os.CreateTemp(filepath.Dir(file), "."+filepath.Base(file)+".*") // 0600
-	if err != nil {
-		return fmt.Errorf("token file: %w", err)
-	}
-	defer func() { _ = os.Remove(temp.Name()) }() // gone after the rename
-	if _, err := temp.Write(body); err != nil {
-		_ = temp.Close()
-		return fmt.Errorf("token file: %w", err)
-	}
-	if err := errors.Join(temp.Sync(), temp.Close()); err != nil {
-		return fmt.Errorf("token file: %w", err)
-	}
-	if err := os.Rename(temp.Name(), file); err != nil {
-		return fmt.Errorf("token file: %w", err)
-	}
-	dir, err := os.Open(filepath.Dir(file))
-	if err != nil {
-		return fmt.Errorf("token file: %w", err)
-	}
-	return errors.Join(dir.Sync(), dir.Close())
 }

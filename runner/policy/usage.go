@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"sync"
 	"syscall"
+
+	"github.com/org-runink/runbus/internal/durable"
 )
 
 // mostAhead bounds what is written into the file before it is sent: so much is counted too much, at most, when the process is killed.
@@ -189,14 +191,5 @@ func writeCounts(file string, c counts) error {
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), ".policy-usage-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer os.Remove(f.Name()) //nolint:errcheck // it is gone when all went well
-	_, err = f.Write(append(text, '\n'))
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), file)
+	return durable.Replace(file, append(text, '\n'), nil)
 }
