@@ -5,7 +5,9 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -38,15 +40,15 @@ type job struct {
 	got, finals      int
 	disorder         string
 	sum              string // of a large result
-	broke            error  // what ended it
+	broke            error  // of the connection to the control plane, or of a large result
 	final            stack.Line
 	hungUp           bool
 	took             time.Duration
 }
 
 func (j *job) String() string {
-	return fmt.Sprintf("fetch %s (%s on %s: %d rows, at most %d, pause %d, last %d, timeout %s, cancel %s, hang-up %s): status %d, accepted %v, %d rows, outcome %q %q after %s",
-		j.marker, j.dispatch, j.runner, j.rows, j.most, j.pause, j.last, j.timeout, j.cancelAt, j.hangUpAt, j.status, j.accepted, j.got, j.outcome(), j.final.Message, j.took.Round(time.Millisecond))
+	return fmt.Sprintf("fetch %s (%s on %s: %d rows, at most %d, pause %d, last %d, timeout %s, cancel %s, hang-up %s): status %d, accepted %v, %d rows, outcome %q %q after %s, %v",
+		j.marker, j.dispatch, j.runner, j.rows, j.most, j.pause, j.last, j.timeout, j.cancelAt, j.hangUpAt, j.status, j.accepted, j.got, j.outcome(), j.final.Message, j.took.Round(time.Millisecond), j.broke)
 }
 
 // outcome is what the caller was told.
@@ -112,7 +114,7 @@ func (w *world) fetch(j *job) {
 	req.Header = http.Header{"Authorization": {"Bearer " + w.token}, "Content-Type": {"application/json"}, "Accept": {accept}}
 	resp, err := w.client.Do(req)
 	if err != nil {
-		j.hungUp = ctx.Err() != nil
+		j.hungUp, j.broke = ctx.Err() != nil, err
 		return
 	}
 	defer resp.Body.Close()
@@ -133,6 +135,9 @@ func (w *world) fetch(j *job) {
 			j.take(line)
 		}
 		if err != nil { // what is cut within a line is no line: who hung up, or lost the control plane, has those
+			if !errors.Is(err, io.EOF) {
+				j.broke = err
+			}
 			break
 		}
 	}

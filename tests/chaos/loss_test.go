@@ -91,7 +91,7 @@ func TestCutInALargeResult(t *testing.T) {
 			})
 			w.remade(m, c.name)
 			if source := w.origin.sum(j.marker); source == "" || j.sum != source {
-				w.broken("rows", "the checksum of what came is %q, of the source %q: %s: %v", j.sum, source, j, j.broke)
+				w.broken("rows", "the checksum of what came is %q, of the source %q: %s", j.sum, source, j)
 			}
 			plane, runner := w.plane.PeakMemory(t), m.process.PeakMemory(t)
 			say("chaos: cut %s for %s at row %d of %d rows of %d bytes: %s after %s, %d rows, executed %d times, sha256 %.16s…; peak resident memory: control plane %d MiB, runner %d MiB\n",
