@@ -11,6 +11,7 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
@@ -34,6 +35,7 @@ type settings struct {
 	scale   int
 	profile string
 	journal string
+	json    bool
 }
 
 func main() {
@@ -51,6 +53,7 @@ func main() {
 	flag.IntVar(&s.scale, "scale", 5000, "runners that are registered for the comparison with one; 0 leaves it out")
 	flag.StringVar(&s.journal, "journal", "off", "the runner's own journal: on or off")
 	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of both processes, one a path and level")
+	flag.BoolVar(&s.json, "json", false, "print one JSON document on standard output, and the tables on standard error")
 	flag.Parse()
 	s.paths = strings.Split(*paths, ",")
 	for _, l := range strings.Split(*levels, ",") {
@@ -102,7 +105,8 @@ func run(ctx context.Context, s settings) (err error) {
 	if err := child.resultSize(sizes.result); err != nil {
 		return err
 	}
-	fmt.Printf("assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes, %s a repetition, %d repetitions, the runner's journal %s\n\n",
+	out := tables(s.json)
+	fmt.Fprintf(out, "assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes, %s a repetition, %d repetitions, the runner's journal %s\n\n",
 		sizes.assignment, sizes.result, s.span, s.repeat, s.journal)
 	all := map[string]path{}
 	for _, name := range s.paths {
@@ -121,11 +125,18 @@ func run(ctx context.Context, s settings) (err error) {
 		}
 	}
 	m := meter{child: child, waiting: p.waiting, settings: s}
-	if err := m.compare(ctx, all); err != nil {
+	measured, err := m.compare(ctx, out, all)
+	if err != nil {
 		return err
 	}
+	measured.Assignment, measured.Result = sizes.assignment, sizes.result
+	if s.json {
+		if err := json.NewEncoder(os.Stdout).Encode(measured); err != nil {
+			return err
+		}
+	}
 	if s.scale > 0 {
-		return m.fleet(ctx, p, s.scale)
+		return m.fleet(ctx, out, p, s.scale)
 	}
 	return nil
 }

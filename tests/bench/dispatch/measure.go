@@ -116,64 +116,6 @@ func cpuHere() time.Duration {
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// compare measures the paths in turns and prints the tables.
-func (m meter) compare(ctx context.Context, paths map[string]path) error {
-	names := m.settings.paths
-	fmt.Printf("%-9s %-8s %12s %10s %10s %14s %14s %9s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner", "messages")
-	type row struct {
-		level int
-		of    map[string][]figures
-	}
-	var rows []row
-	for _, level := range m.settings.levels {
-		r := row{level, map[string][]figures{}}
-		for i := range m.settings.repeat {
-			for j := range names {
-				name := names[(i+j)%len(names)] // who goes first changes
-				f, err := m.measure(ctx, paths[name], level)
-				if err != nil {
-					return fmt.Errorf("%s at %d: %w", name, level, err)
-				}
-				r.of[name] = append(r.of[name], f)
-			}
-		}
-		rows = append(rows, r)
-		for _, name := range names {
-			f := r.of[name]
-			fmt.Printf("%-9d %-8s %12.0f %10s %10s %14s %14s %9.2f\n", level, name, median(f, perSecond), micro(median(f, p50)),
-				micro(median(f, p99)), micro(median(f, cpu)), micro(median(f, runnerCPU)), median(f, messages))
-		}
-		if m.settings.profile != "" {
-			for _, name := range names {
-				if err := m.profile(ctx, name, paths[name], level); err != nil {
-					return err
-				}
-			}
-		}
-	}
-	if !slices.Contains(names, "product") || len(names) == 1 {
-		return nil
-	}
-	fmt.Printf("\nproduct against the others: medians of the ratios of one repetition\n%-9s %-8s %12s %10s %10s %14s\n",
-		"in flight", "against", "throughput", "p50", "p99", "CPU/dispatch")
-	for _, r := range rows {
-		for _, name := range names {
-			if name == "product" {
-				continue
-			}
-			ratio := func(get func(figures) float64) float64 {
-				var all []float64
-				for i, f := range r.of["product"] {
-					all = append(all, get(f)/get(r.of[name][i]))
-				}
-				return middle(all)
-			}
-			fmt.Printf("%-9d %-8s %12.2f %10.2f %10.2f %14.2f\n", r.level, name, ratio(perSecond), ratio(p50), ratio(p99), ratio(cpu))
-		}
-	}
-	return nil
-}
-
 // profile runs a path once more under CPU profiles of both processes, and writes what they have allocated.
 func (m meter) profile(ctx context.Context, name string, p path, level int) error {
 	base := filepath.Join(m.settings.profile, fmt.Sprintf("%s-%d", name, level))
@@ -210,20 +152,3 @@ func runnerCPU(f figures) float64 { return float64(f.runnerCPU) }
 func messages(f figures) float64  { return f.messages }
 
 func micro(ns float64) string { return fmt.Sprintf("%.0f us", ns/1000) }
-
-func median(all []figures, get func(figures) float64) float64 {
-	var values []float64
-	for _, f := range all {
-		values = append(values, get(f))
-	}
-	return middle(values)
-}
-
-// middle is the median.
-func middle(values []float64) float64 {
-	if len(values) == 0 {
-		return 0
-	}
-	slices.Sort(values)
-	return (values[(len(values)-1)/2] + values[len(values)/2]) / 2
-}
