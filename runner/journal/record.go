@@ -8,7 +8,6 @@
 package journal
 
 import (
-	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -142,20 +141,26 @@ var zeroHash = strings.Repeat("0", hashBytes)
 // tail is what stands behind a line's hashed part.
 func tail(hash string) string { return `,"hash":"` + hash + `"}` }
 
-// encode is the record's line with its line feed, and its hash.
-func encode(r Record) (line []byte, hash string, err error) {
-	body, err := json.Marshal(r)
+// appendLine appends the record's line with its line feed; prev is the hash of the one before.
+func appendLine(b []byte, r *Record, prev []byte) ([]byte, error) {
+	start := len(b)
+	b, err := appendBody(b, r, prev)
 	if err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	body = bytes.TrimSuffix(body, []byte("}"))
-	sum := sha256.Sum256(body)
-	hash = hex.EncodeToString(sum[:])
-	line = append(append(body, tail(hash)...), '\n')
-	if len(line) > maxLine {
-		return nil, "", fmt.Errorf("a record of %d bytes is more than a line may have", len(line))
+	sum := sha256.Sum256(b[start:])
+	b = hex.AppendEncode(append(b, `,"hash":"`...), sum[:])
+	b = append(b, "\"}\n"...)
+	if len(b)-start > maxLine {
+		return nil, fmt.Errorf("a record of %d bytes is more than a line may have", len(b)-start)
 	}
-	return line, hash, nil
+	return b, nil
+}
+
+// hashOf is the hash of the last of some lines that appendLine made.
+func hashOf(lines []byte) []byte {
+	end := len(lines) - len("\"}\n")
+	return lines[end-hashBytes : end]
 }
 
 // decode reads a line without its line feed and checks it against its own hash.
