@@ -42,12 +42,19 @@ const (
 
 func newScene(t *testing.T) *scene {
 	t.Helper()
+	return newSceneWith(t, func(*cp.Config) {})
+}
+
+func newSceneWith(t *testing.T, change func(*cp.Config)) *scene {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	c, err := cp.Start(ctx, cp.Config{
+	config := cp.Config{
 		DataDir: filepath.Join(t.TempDir(), "data"), HTTP: "127.0.0.1:0", NATS: "127.0.0.1:0", StopGrace: time.Second,
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
-	})
+	}
+	change(&config)
+	c, err := cp.Start(ctx, config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -174,6 +181,15 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"GET /api/fetches/running":              {"", statuses(200, 200, 200, 403, 200)},
 		"DELETE /api/fetches/{dispatchId}":      {"", statuses(403, 404, 404, 403, 404)},
 		"GET /api/runners":                      {"", statuses(200, 200, 200, 403, 200)},
+		"POST /api/runners":                     {`{"name":"x","address":"nowhere"}`, statuses(403, 400, 400, 403, 400)},
+		"GET /api/runners/{id}":                 {"", statuses(404, 404, 404, 403, 404)},
+		"PATCH /api/runners/{id}":               {"{}", statuses(403, 404, 404, 403, 404)},
+		"DELETE /api/runners/{id}":              {"", statuses(403, 404, 404, 403, 404)},
+		"POST /api/runners/{id}/token":          {"", statuses(403, 404, 404, 403, 404)},
+		"POST /api/runners/{id}/revoke":         {"", statuses(403, 404, 404, 403, 404)},
+		"POST /api/runners/{id}/connect":        {"", statuses(403, 404, 404, 403, 404)},
+		"GET /api/runners/{id}/health":          {"", statuses(404, 404, 404, 403, 404)},
+		"DELETE /api/runner-tokens/{id}":        {"", statuses(403, 404, 404, 403, 404)},
 		"POST /api/runners/{id}/release":        {"", statuses(403, 403, 404, 403, 404)},
 		"GET /api/service-account-keys":         {"", statuses(403, 403, 200, 403, 200)},
 		"POST /api/service-account-keys":        {`{"name":"nope","tenant":"elsewhere"}`, statuses(403, 403, 403, 403, 403)},

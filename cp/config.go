@@ -49,6 +49,10 @@ type Config struct {
 	StopGrace time.Duration
 	// Isolation is REQUIRE_RUNNER_ISOLATION (SPEC D10).
 	Isolation bool
+	// RunnerCADir is CORE_RUNNER_CA_DIR: where the runner CA is, minted there once (SPEC C1). Empty: `runner-ca` in DataDir.
+	RunnerCADir string
+	// LeafLife is CORE_RUNNER_LEAF_LIFE: how long the certificate of a dialled runner lives (SPEC C5): 24h.
+	LeafLife time.Duration
 	// RunnerAdmins is CORE_RUNNER_ADMINS: who may change dialled runners (SPEC R6), `name` or `tenant/name`. Empty: everybody who
 	// is signed in but a READER.
 	RunnerAdmins []string
@@ -65,7 +69,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	c := Config{
 		DataDir: getenv("RUNBUS_DATA_DIR"), HTTP: getenv("RUNBUS_HTTP"), NATS: getenv("RUNBUS_NATS"), WebSocket: getenv("RUNBUS_WEBSOCKET"),
 		CertFile: getenv("RUNBUS_TLS_CERT"), KeyFile: getenv("RUNBUS_TLS_KEY"),
-		ManagedEndpoint: getenv("MANAGED_RUNNER_ENDPOINT"),
+		ManagedEndpoint: getenv("MANAGED_RUNNER_ENDPOINT"), RunnerCADir: getenv("CORE_RUNNER_CA_DIR"),
 	}
 	for host := range strings.SplitSeq(getenv("RUNBUS_HOSTS"), ",") {
 		if host = strings.TrimSpace(host); host != "" {
@@ -80,6 +84,7 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	}
 	for name, field := range map[string]*time.Duration{
 		"DISPATCH_TIMEOUT": &c.DispatchTimeout, "RUNNER_GRACE": &c.Grace, "RUNBUS_STOP_GRACE": &c.StopGrace,
+		"CORE_RUNNER_LEAF_LIFE": &c.LeafLife,
 	} {
 		if v := getenv(name); v != "" {
 			d, err := time.ParseDuration(v)

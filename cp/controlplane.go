@@ -25,6 +25,7 @@ import (
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
+	"github.com/org-runink/runbus/cp/enrol"
 	"github.com/org-runink/runbus/cp/ops"
 	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/cp/roster"
@@ -45,10 +46,14 @@ type ControlPlane struct {
 	store    *jetstream.Store
 	audit    *audit.Log
 	auth     *auth.Auth
+	runnerCA *enrol.CA
 	roster   *roster.Roster
 	registry *registry.Registry
 	recorder *trace.Recorder
 	dispatch *dispatch.Dispatcher
+	tokens   *enrol.LinkTokens
+	dialler  *enrol.Dialler
+	renewer  *enrol.Renewer
 	copies   *ops.Copies
 	service  *ops.Service
 	http     *http.Server
@@ -100,9 +105,11 @@ func Start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 		{"bus", c.startBus},
 		{"state", c.openState},
 		{"identities", c.openIdentities},
+		{"dialled runners", c.openRunners},
 		{"dispatch", c.openDispatch},
 		{"API", c.serveAPI},
 		{"callout", c.serveCallout}, // last: from here on runners get in (DESIGN, "Auth callout")
+		{"links", c.dialRunners},
 	} {
 		if err := step.run(ctx, runCtx); err != nil {
 			var known *schemas.Error
@@ -240,17 +247,7 @@ func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
 	if err := c.auth.EnsureOperator(ctx, c.data.file(fileOperator)); err != nil {
 		return err
 	}
-	if err := c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin)); err != nil {
-		return err
-	}
-	c.roster, err = roster.New(ctx, roster.Deps{
-		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Log: c.cfg.Log.With("part", "roster"),
-	})
-	if err != nil {
-		return err
-	}
-	c.onClose(c.roster.Close)
-	return nil
+	return c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin))
 }
 
 func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
@@ -304,6 +301,9 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 		defer cancel()
 		_ = c.dispatch.Close(ctx) // Stop has waited already
 	})
+	if err := c.openLinks(ctx); err != nil {
+		return err
+	}
 	c.service, err = ops.Serve(ops.ServiceConfig{
 		Conn: micro, Replica: c.replica, Version: c.cfg.Version,
 		RunnersConnected: c.registry.Connected, DispatchesRunning: c.dispatch.InFlight, Log: c.cfg.Log.With("part", "ops"),
@@ -313,7 +313,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	}
 	c.onClose(func() { _ = c.service.Stop() })
 	c.http = api.ServerOf(api.New(api.Deps{
-		Auth: c.auth, Registry: c.registry, Dispatch: c.dispatch, Audit: c.audit, Recorder: c.recorder, Tracing: c.cfg.Tracing, Metrics: metrics, Checks: c.checks(), Alive: c.storageAlive,
+		Auth: c.auth, Registry: c.registry, Roster: c.roster, Runners: c.dialling(), Dispatch: c.dispatch, Audit: c.audit, Recorder: c.recorder, Tracing: c.cfg.Tracing, Metrics: metrics, Checks: c.checks(), Alive: c.storageAlive,
 		Version: c.cfg.Version, Log: c.cfg.Log.With("part", "api"),
 	}), c.cfg.Log)
 	return nil
@@ -398,7 +398,7 @@ func (c *ControlPlane) serveCallout(ctx, runCtx context.Context) error {
 			Conn: conn, Sys: sys, Jail: bus.NewConn(jail), Issuer: c.keys.Issuer(), XKey: c.keys.XKey(),
 			OpsPublic: c.keys.OpsPublic(), OpsSysPublic: c.keys.OpsSysPublic(),
 			Ops: auth.Subjects{Publish: opsPub, Subscribe: opsSub}, OpsSys: auth.Subjects{Publish: sysPub, Subscribe: sysSub},
-			Bound: c.registry.Bound, Ready: func() { close(c.ready) },
+			Bound: c.registry.Bound, Link: c.linkConfig(), Ready: func() { close(c.ready) },
 		})
 	})
 	select {

@@ -10,7 +10,6 @@ import (
 
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
-	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -36,25 +35,6 @@ func inTenant(p auth.Principal) error {
 			WithHint("the operator creates tenants; their admins and people do the rest"))
 	}
 	return nil
-}
-
-func (s *server) listRunners(ctx context.Context, _ *struct{}) (*list[registry.Runner], error) {
-	p := principal(ctx)
-	if err := inTenant(p); err != nil {
-		return nil, err
-	}
-	return listOf(s.Registry.List(p.Tenant))
-}
-
-type runnerID struct {
-	ID string `path:"id" doc:"Plain id of the runner" maxLength:"64"`
-}
-
-func (s *server) releaseRunner(ctx context.Context, in *runnerID) (*struct{}, error) {
-	if err := s.Registry.ReleaseID(ctx, principal(ctx), in.ID); err != nil {
-		return nil, problemOf(err)
-	}
-	return nil, nil
 }
 
 func (s *server) listRunning(ctx context.Context, _ *struct{}) (*list[dispatch.Running], error) {

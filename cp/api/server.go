@@ -21,6 +21,7 @@ import (
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/cp/trace"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -35,6 +36,8 @@ type Check struct {
 type Deps struct {
 	Auth     *auth.Auth
 	Registry *registry.Registry
+	Roster   *roster.Roster
+	Runners  Dialling
 	Dispatch *dispatch.Dispatcher
 	Audit    *audit.Log
 	Recorder *trace.Recorder
@@ -124,8 +127,7 @@ func (s *server) operations(api huma.API) {
 	register(api, http.MethodGet, "/api/fetches/{dispatchId}/events", "followFetch", "Follow a fetch: its steps and progress as server-sent events", "fetches", s.fetchEvents, eventsDocs)
 	register(api, http.MethodGet, "/api/fetches/running", "listRunningFetches", "Fetches that run on this replica", "fetches", s.listRunning)
 	register(api, http.MethodDelete, "/api/fetches/{dispatchId}", "cancelFetch", "Cancel a running fetch", "fetches", s.cancelFetch)
-	register(api, http.MethodGet, "/api/runners", "listRunners", "Runners of the tenant", "runners", s.listRunners)
-	register(api, http.MethodPost, "/api/runners/{id}/release", "releaseRunner", "Free a runner id for another service-account key", "runners", s.releaseRunner)
+	s.runnerOperations(api)
 	register(api, http.MethodGet, "/api/service-account-keys", "listKeys", "Service-account keys of the tenant", "keys", s.listKeys)
 	register(api, http.MethodPost, "/api/service-account-keys", "generateServiceAccountKey", "Mint a service-account key; its token is shown once", "keys", s.mintKey, created)
 	register(api, http.MethodDelete, "/api/service-account-keys/{id}", "revokeKey", "Revoke a key; a live runner of it is cut", "keys", s.revokeKey)

@@ -67,3 +67,32 @@ func (s *seen) describeDialled(r *Runner) {
 		r.Health.CertNotAfter = &d.Current.NotAfter
 	}
 }
+
+// Runner is the one runner of tenant that idOrName names, as the API shows it; ok is false if there is none, or if several outbound
+// runners claim the name. It fails as List does.
+func (r *Registry) Runner(tenant, idOrName string) (runner Runner, ok bool, err error) {
+	list, err := r.List(tenant)
+	if err != nil {
+		return Runner{}, false, err
+	}
+	dialled, found, err := r.d.Roster.Find(tenant, idOrName)
+	if err != nil {
+		return Runner{}, false, err
+	}
+	if found {
+		idOrName = dialled.ID
+	}
+	var named []Runner
+	for _, runner := range list {
+		switch {
+		case runner.ID == idOrName:
+			return runner, true, nil
+		case runner.Name == idOrName:
+			named = append(named, runner)
+		}
+	}
+	if len(named) != 1 {
+		return Runner{}, false, nil
+	}
+	return named[0], true, nil
+}

@@ -45,3 +45,15 @@ func actorOf(ref schemas.RunnerRef, key auth.Key) string {
 	}
 	return "key:" + key.ID
 }
+
+// Session is the present session of a runner whose link is up; false when there is none.
+func (r *Registry) Session(ref schemas.RunnerRef) (session string, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.fleet[ref.Tenant][ref.Runner]
+	if rn == nil || !rn.live || rn.rec.Left {
+		return "", false
+	}
+	_, linked := rn.links[rn.rec.ProcessNonce]
+	return rn.rec.Session, linked && rn.rec.Session != ""
+}

@@ -376,8 +376,8 @@ func errNameTaken(name string) error {
 }
 
 func errNoRunner(id string) error {
-	if err := schemas.ValidRunnerID(id); err != nil {
-		return err
+	if schemas.ValidRunnerID(id) != nil {
+		return schemas.ErrNotARunnerName()
 	}
 	return schemas.Errorf(schemas.CodeNotFound, "the tenant has no dialled runner %q", id).WithHint("`runink runner list` shows the runners")
 }

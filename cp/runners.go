@@ -1,0 +1,34 @@
+package cp
+
+import (
+	"context"
+	"path/filepath"
+
+	"github.com/org-runink/runbus/cp/enrol"
+	"github.com/org-runink/runbus/cp/roster"
+)
+
+// dirRunnerCA is where the runner CA is in the data folder, if CORE_RUNNER_CA_DIR names no other place.
+const dirRunnerCA = "runner-ca"
+
+// openRunners opens the runner CA and the registry of dialled runners.
+func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
+	dir := c.cfg.RunnerCADir
+	if dir == "" {
+		dir = c.data.file(dirRunnerCA)
+	}
+	if dir, err = filepath.Abs(dir); err != nil {
+		return err
+	}
+	if c.runnerCA, err = enrol.EnsureCA(dir, c.cfg.Log.With("part", "enrol")); err != nil {
+		return err
+	}
+	c.roster, err = roster.New(ctx, roster.Deps{
+		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Log: c.cfg.Log.With("part", "roster"),
+	})
+	if err != nil {
+		return err
+	}
+	c.onClose(c.roster.Close)
+	return nil
+}
