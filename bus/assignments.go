@@ -62,8 +62,9 @@ const (
 
 // readAssignment reads one encoded assignment.
 func (n *names) readAssignment(body []byte) (*runbusv1.RunnerWorkAssignment, error) {
-	m := &runbusv1.RunnerWorkAssignment{}
-	if n.assignment(body, m) {
+	parts := &assignmentParts{}
+	m := &parts.assignment
+	if n.assignment(body, parts) {
 		return m, nil
 	}
 	if err := unmarshal("RunnerWorkAssignment", body, m); err != nil { // which begins with a reset
@@ -72,7 +73,16 @@ func (n *names) readAssignment(body []byte) (*runbusv1.RunnerWorkAssignment, err
 	return m, nil
 }
 
-func (n *names) assignment(body []byte, m *runbusv1.RunnerWorkAssignment) bool {
+// assignmentParts is an assignment with what is in it, in one piece of memory.
+type assignmentParts struct {
+	assignment         runbusv1.RunnerWorkAssignment
+	request            runbusv1.RunFetchRequest
+	source             runbusv1.Source
+	acceptBy, deadline timestamppb.Timestamp
+}
+
+func (n *names) assignment(body []byte, parts *assignmentParts) bool {
+	m := &parts.assignment
 	f := fields{rest: body}
 	for f.next() {
 		ok := true
@@ -92,13 +102,15 @@ func (n *names) assignment(body []byte, m *runbusv1.RunnerWorkAssignment) bool {
 		case assignmentRequestNumber:
 			ok = m.Request == nil && f.kind == protowire.BytesType
 			if ok {
-				m.Request = &runbusv1.RunFetchRequest{}
-				ok = readRequest(f.bytes, m.Request)
+				m.Request = &parts.request
+				ok = readRequest(f.bytes, m.Request, &parts.source)
 			}
 		case assignmentAcceptByNumber:
-			ok = m.AcceptBy == nil && f.timestamp(&m.AcceptBy)
+			ok = m.AcceptBy == nil && f.timestamp(&parts.acceptBy)
+			m.AcceptBy = &parts.acceptBy
 		case assignmentDeadlineNumber:
-			ok = m.Deadline == nil && f.timestamp(&m.Deadline)
+			ok = m.Deadline == nil && f.timestamp(&parts.deadline)
+			m.Deadline = &parts.deadline
 		case assignmentCredentialsFollowNumber:
 			m.CredentialsFollow, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		case assignmentWindowNumber:
@@ -118,16 +130,15 @@ func (n *names) assignment(body []byte, m *runbusv1.RunnerWorkAssignment) bool {
 }
 
 // timestamp reads the field as a Timestamp.
-func (f *fields) timestamp(into **timestamppb.Timestamp) bool {
+func (f *fields) timestamp(into *timestamppb.Timestamp) (ok bool) {
 	if f.kind != protowire.BytesType {
 		return false
 	}
-	seconds, nanos, ok := readClock(f.bytes)
-	*into = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
+	into.Seconds, into.Nanos, ok = readClock(f.bytes)
 	return ok
 }
 
-func readRequest(body []byte, r *runbusv1.RunFetchRequest) bool {
+func readRequest(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Source) bool {
 	f := fields{rest: body}
 	for f.next() {
 		ok := true
@@ -135,7 +146,7 @@ func readRequest(body []byte, r *runbusv1.RunFetchRequest) bool {
 		case requestSourceNumber:
 			ok = r.Source == nil && f.kind == protowire.BytesType
 			if ok {
-				r.Source = &runbusv1.Source{}
+				r.Source = source
 				ok = readSource(f.bytes, r.Source)
 			}
 		case requestQueryNumber:

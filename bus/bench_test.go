@@ -81,7 +81,7 @@ type loop struct {
 	replica   *bus.Conn
 	senders   *bus.Senders
 	receivers *bus.Receivers
-	works     chan *runbusv1.RunnerWorkAssignment
+	works     chan work
 	working   sync.WaitGroup
 	failed    chan error
 
@@ -91,7 +91,7 @@ type loop struct {
 func newLoop(b *testing.B, server *bustest.Bus, stream bool) *loop {
 	b.Helper()
 	l := &loop{
-		stream: stream, works: make(chan *runbusv1.RunnerWorkAssignment, 1024), failed: make(chan error, 1),
+		stream: stream, works: make(chan work, 1024), failed: make(chan error, 1),
 		runner:  bus.NewConn(server.RunnerConn(b, edge, nats.ReconnectBufSize(-1), nats.WriteBufferSize(1))),
 		replica: bus.NewConn(server.Conn(b, embedded.UserDispatch)),
 	}
@@ -107,8 +107,8 @@ func newLoop(b *testing.B, server *bustest.Bus, stream bool) *loop {
 	}
 	for range 64 {
 		l.working.Go(func() {
-			for a := range l.works {
-				if err := l.work(a); err != nil {
+			for w := range l.works {
+				if err := l.work(w); err != nil {
 					l.fail(err)
 				}
 			}
@@ -145,13 +145,27 @@ func (l *loop) close(b *testing.B) {
 var rows = make([]byte, 1000)
 
 func (l *loop) assigned(msg *nats.Msg) {
-	if err := bus.Assignments(msg, func(a *runbusv1.RunnerWorkAssignment, _ bus.Trace) { l.works <- a }); err != nil {
+	err := bus.Assignments(msg, func(a *runbusv1.RunnerWorkAssignment, _ bus.Trace) {
+		w := work{a: a}
+		if l.stream {
+			w.sender = l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
+		}
+		l.works <- w
+	})
+	if err != nil {
 		l.fail(err)
 	}
 }
 
+// work is an assignment with the stream of its result.
+type work struct {
+	a      *runbusv1.RunnerWorkAssignment
+	sender *bus.Sender
+}
+
 // work is the runner's part.
-func (l *loop) work(a *runbusv1.RunnerWorkAssignment) error {
+func (l *loop) work(w work) error {
+	a, s := w.a, w.sender
 	frames := []bus.Frame{
 		&runbusv1.RunnerWorkAccepted{DispatchId: a.DispatchId, Session: session, Seq: 1},
 		&runbusv1.RunnerWorkChunk{DispatchId: a.DispatchId, Session: session, Seq: 2, ArrowIpc: rows},
@@ -169,7 +183,6 @@ func (l *loop) work(a *runbusv1.RunnerWorkAssignment) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	s := l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
 	s.Bundle()
 	if a.GetTogether() {
 		s.Together()

@@ -101,25 +101,25 @@ func (r *Receiver) Done(f Frame) {
 // Close ends the stream. What came until then is acknowledged. What the runner sends afterwards is late: dropped and
 // counted, but acknowledged when the runner resumes or sends its result, so that it can let go of it.
 func (r *Receiver) Close() {
-	last := r.fail(ErrClosed)
-	r.all.forget(r, last)
+	last, owed := r.fail(ErrClosed)
+	r.all.forget(r, last, owed)
 }
 
-// fail ends the stream. It returns the credit for what was received and not acknowledged yet, nil if there is nothing; its
+// fail ends the stream. It returns the credit for what was received and not acknowledged yet, if there is something; its
 // window is shut.
-func (r *Receiver) fail(err error) (last *credit) {
+func (r *Receiver) fail(err error) (last credit, owed bool) {
 	r.mu.Lock()
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
-			last = &credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}
+			last, owed = credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}, true
 		}
 		clear(r.in.queue)
 		r.in.queue = nil
 	}
 	r.mu.Unlock()
 	r.nudge()
-	return last
+	return last, owed
 }
 
 // Nudge makes Ready have something, for one who waits there for something of its own too.

@@ -127,7 +127,6 @@ func (r *Receivers) Open(ref schemas.RunnerRef, session, dispatch string, window
 			r.waits.Add(1)
 		}
 		r.open[dispatch] = one
-		r.buried.remove(dispatch)
 	}
 	window, resized := r.share()
 	one.in.init(min(most, window), most)
@@ -196,14 +195,14 @@ func (r *Receivers) share() (window int64, changed bool) {
 }
 
 // forget takes a stream out, remembers its dispatch, and sends its last credit, if any.
-func (r *Receivers) forget(one *Receiver, last *credit) {
+func (r *Receivers) forget(one *Receiver, last credit, owed bool) {
 	r.mu.Lock()
 	if r.open[one.dispatch] != one {
 		r.mu.Unlock()
 		return
 	}
-	if last != nil {
-		r.owed = append(r.owed, owedCredit{one.ref, *last, one.bundles})
+	if owed {
+		r.owed = append(r.owed, owedCredit{one.ref, last, one.bundles})
 		r.schedule(!one.bundles)
 	}
 	delete(r.open, one.dispatch)

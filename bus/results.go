@@ -122,7 +122,7 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 // stone is what is remembered of a dispatch that is not open, or why a message of ref for it is dropped.
 func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone tombstone, reason DropReason) {
 	r.mu.Lock()
-	stone, known := r.buried.get(dispatch)
+	stone, known := r.buried.get(dispatch, time.Now().Add(-r.timing.tombstone))
 	r.mu.Unlock()
 	switch {
 	case !known:

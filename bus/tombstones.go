@@ -6,7 +6,7 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// mostTombstones is how many closed dispatches a replica knows at most; the oldest go first.
+// mostTombstones is about how many closed dispatches a replica knows at most, and half of it at least if there were so many.
 const mostTombstones = 4096
 
 // tombstone is what is remembered of a closed dispatch.
@@ -16,47 +16,40 @@ type tombstone struct {
 	at      time.Time
 }
 
-// tombstones remembers closed dispatches, bounded in number and age. Not safe for concurrent use; the zero value is empty.
+// tombstones remembers closed dispatches, bounded in number and age: young ones, and old ones that go all at once when the young
+// are half of the most. Not safe for concurrent use; the zero value is empty.
 type tombstones struct {
-	known map[string]tombstone
-	queue []buried // oldest first; an entry whose time is not the known one's is void
-}
-
-type buried struct {
-	dispatch string
-	at       time.Time
+	young, old             map[string]tombstone
+	newestYoung, newestOld time.Time
 }
 
 func (t *tombstones) add(dispatch string, stone tombstone) {
-	if t.known == nil {
-		t.known = make(map[string]tombstone)
+	if t.young == nil {
+		t.young, t.old = make(map[string]tombstone), make(map[string]tombstone)
 	}
-	t.known[dispatch] = stone
-	t.queue = append(t.queue, buried{dispatch, stone.at})
-	for len(t.queue) > mostTombstones {
-		t.pop()
+	t.young[dispatch], t.newestYoung = stone, stone.at
+	if len(t.young) >= mostTombstones/2 {
+		t.young, t.old = t.old, t.young
+		clear(t.young)
+		t.newestOld = t.newestYoung
 	}
 }
 
-func (t *tombstones) get(dispatch string) (tombstone, bool) {
-	stone, ok := t.known[dispatch]
-	return stone, ok
+// get is what is remembered of a dispatch that was closed then or later.
+func (t *tombstones) get(dispatch string, then time.Time) (tombstone, bool) {
+	stone, ok := t.young[dispatch]
+	if !ok {
+		stone, ok = t.old[dispatch]
+	}
+	return stone, ok && !stone.at.Before(then)
 }
 
-func (t *tombstones) remove(dispatch string) { delete(t.known, dispatch) }
-
-// expire forgets what was closed before then.
+// expire makes room of what was closed before then.
 func (t *tombstones) expire(then time.Time) {
-	for len(t.queue) > 0 && t.queue[0].at.Before(then) {
-		t.pop()
+	if t.newestYoung.Before(then) {
+		clear(t.young)
 	}
-}
-
-func (t *tombstones) pop() {
-	first := t.queue[0]
-	t.queue[0] = buried{}
-	t.queue = t.queue[1:]
-	if stone, ok := t.known[first.dispatch]; ok && stone.at.Equal(first.at) {
-		delete(t.known, first.dispatch)
+	if t.newestOld.Before(then) {
+		clear(t.old)
 	}
 }

@@ -215,17 +215,17 @@ func (n *names) readFrame(number protowire.Number, body []byte, whole int) (Fram
 	ok := false
 	switch number {
 	case acceptedNumber:
-		m := &runbusv1.RunnerWorkAccepted{}
-		f, ok = m, n.accepted(body, m)
+		m := &acceptedParts{}
+		f, ok = &m.accepted, n.accepted(body, m)
 	case progressNumber:
-		m := &runbusv1.RunnerWorkProgress{}
-		f, ok = m, n.progress(body, m)
+		m := &progressParts{}
+		f, ok = &m.progress, n.progress(body, m)
 	case chunkNumber:
 		m := &runbusv1.RunnerWorkChunk{}
 		f, ok = m, n.chunk(body, m, whole)
 	case resultNum:
-		m := &runbusv1.RunnerWorkResult{}
-		f, ok = m, n.result(body, m)
+		m := &resultParts{}
+		f, ok = &m.result, n.result(body, m)
 	default:
 		return nil, errNoFrame()
 	}
@@ -238,7 +238,28 @@ func (n *names) readFrame(number protowire.Number, body []byte, whole int) (Fram
 	return f, err
 }
 
-func (n *names) accepted(body []byte, m *runbusv1.RunnerWorkAccepted) bool {
+// Frames with what is in them, in one piece of memory.
+type (
+	acceptedParts struct {
+		accepted runbusv1.RunnerWorkAccepted
+		at       timestamppb.Timestamp
+	}
+	progressParts struct {
+		progress runbusv1.RunnerWorkProgress
+		update   runbusv1.RunFetchUpdate
+		at       timestamppb.Timestamp
+	}
+	resultParts struct {
+		result   runbusv1.RunnerWorkResult
+		outcome  runbusv1.RunnerWorkResult_Response
+		response runbusv1.RunFetchResponse
+		elapsed  durationpb.Duration
+		sha256   [32]byte
+	}
+)
+
+func (n *names) accepted(body []byte, parts *acceptedParts) bool {
+	m := &parts.accepted
 	f := fields{rest: body}
 	for f.next() {
 		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
@@ -249,11 +270,10 @@ func (n *names) accepted(body []byte, m *runbusv1.RunnerWorkAccepted) bool {
 		case f.is(acceptedPidNumber, protowire.VarintType):
 			m.Pid = int64(f.varint)
 		case f.is(acceptedAtNumber, protowire.BytesType) && m.At == nil:
-			seconds, nanos, ok := readClock(f.bytes)
-			if !ok {
+			m.At = &parts.at
+			if m.At.Seconds, m.At.Nanos, ok = readClock(f.bytes); !ok {
 				return false
 			}
-			m.At = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
 		default:
 			return false
 		}
@@ -261,7 +281,8 @@ func (n *names) accepted(body []byte, m *runbusv1.RunnerWorkAccepted) bool {
 	return f.ok
 }
 
-func (n *names) progress(body []byte, m *runbusv1.RunnerWorkProgress) bool {
+func (n *names) progress(body []byte, parts *progressParts) bool {
+	m := &parts.progress
 	f := fields{rest: body}
 	for f.next() {
 		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
@@ -270,8 +291,8 @@ func (n *names) progress(body []byte, m *runbusv1.RunnerWorkProgress) bool {
 			return false
 		case taken:
 		case f.is(progressUpdateNumber, protowire.BytesType) && m.Update == nil:
-			m.Update = &runbusv1.RunFetchUpdate{}
-			if !readUpdate(f.bytes, m.Update) {
+			m.Update = &parts.update
+			if !readUpdate(f.bytes, m.Update, &parts.at) {
 				return false
 			}
 		default:
@@ -281,7 +302,7 @@ func (n *names) progress(body []byte, m *runbusv1.RunnerWorkProgress) bool {
 	return f.ok
 }
 
-func readUpdate(body []byte, u *runbusv1.RunFetchUpdate) bool {
+func readUpdate(body []byte, u *runbusv1.RunFetchUpdate, at *timestamppb.Timestamp) bool {
 	f := fields{rest: body}
 	for f.next() {
 		switch {
@@ -295,11 +316,11 @@ func readUpdate(body []byte, u *runbusv1.RunFetchUpdate) bool {
 		case f.is(5, protowire.VarintType):
 			u.Done = protowire.DecodeBool(f.varint)
 		case f.is(6, protowire.BytesType) && u.At == nil:
-			seconds, nanos, ok := readClock(f.bytes)
-			if !ok {
+			ok := false
+			u.At = at
+			if at.Seconds, at.Nanos, ok = readClock(f.bytes); !ok {
 				return false
 			}
-			u.At = &timestamppb.Timestamp{Seconds: seconds, Nanos: nanos}
 		default:
 			return false
 		}
@@ -334,7 +355,8 @@ func (n *names) chunk(body []byte, m *runbusv1.RunnerWorkChunk, whole int) bool 
 	return f.ok
 }
 
-func (n *names) result(body []byte, m *runbusv1.RunnerWorkResult) bool {
+func (n *names) result(body []byte, parts *resultParts) bool {
+	m := &parts.result
 	f := fields{rest: body}
 	for f.next() {
 		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
@@ -343,15 +365,15 @@ func (n *names) result(body []byte, m *runbusv1.RunnerWorkResult) bool {
 			return false
 		case taken:
 		case f.is(resultResponseNumber, protowire.BytesType) && m.Outcome == nil:
-			r := &runbusv1.RunFetchResponse{}
-			if !readResponse(f.bytes, r) {
+			parts.outcome.Response = &parts.response
+			m.Outcome = &parts.outcome
+			if !readResponse(f.bytes, &parts.response, &parts.elapsed) {
 				return false
 			}
-			m.Outcome = &runbusv1.RunnerWorkResult_Response{Response: r}
 		case f.is(resultStartedNumber, protowire.VarintType):
 			m.Started = protowire.DecodeBool(f.varint)
 		case f.is(resultSha256Number, protowire.BytesType):
-			m.StreamSha256 = append([]byte{}, f.bytes...)
+			m.StreamSha256 = append(parts.sha256[:0], f.bytes...)
 		default:
 			return false
 		}
@@ -359,7 +381,7 @@ func (n *names) result(body []byte, m *runbusv1.RunnerWorkResult) bool {
 	return f.ok
 }
 
-func readResponse(body []byte, r *runbusv1.RunFetchResponse) bool {
+func readResponse(body []byte, r *runbusv1.RunFetchResponse, elapsed *durationpb.Duration) bool {
 	f := fields{rest: body}
 	for f.next() {
 		switch {
@@ -372,11 +394,11 @@ func readResponse(body []byte, r *runbusv1.RunFetchResponse) bool {
 		case f.is(5, protowire.VarintType):
 			r.RunnerPid = int64(f.varint)
 		case f.is(6, protowire.BytesType) && r.Elapsed == nil:
-			seconds, nanos, ok := readClock(f.bytes)
-			if !ok {
+			ok := false
+			r.Elapsed = elapsed
+			if elapsed.Seconds, elapsed.Nanos, ok = readClock(f.bytes); !ok {
 				return false
 			}
-			r.Elapsed = &durationpb.Duration{Seconds: seconds, Nanos: nanos}
 		default:
 			return false
 		}
