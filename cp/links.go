@@ -20,7 +20,7 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 	}
 	log := c.cfg.Log.With("part", "enrol")
 	c.tokens = enrol.NewLinkTokens(c.keys.Issuer())
-	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, LeafLife: c.cfg.LeafLife, Log: log})
+	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, Audit: c.audit, LeafLife: c.cfg.LeafLife, Log: log})
 	c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
 		Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
 		Replica: c.replica, ServerID: c.server.ID(), Server: c.server.Dial, Exchange: enroller.Exchange, Order: c.order, Log: log,

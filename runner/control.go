@@ -45,7 +45,9 @@ func (a *Agent) obey(msg *nats.Msg) {
 				a.log.Error("this runner was revoked, and its state folder can't say so", "error", err)
 			}
 		}
+		a.reply(m, reply) // what follows closes the connection
 		a.end(fmt.Errorf("goodbye: %w", errDrained))
+		return
 	case *runbusv1.RunnerControl_Drain:
 		grace := a.cfg.DrainGrace // an order may only shorten it
 		if order.Drain.GetGrace() != nil {

@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"net"
+	"strings"
 	"sync"
 	"time"
 
@@ -96,7 +97,11 @@ func NewDialler(ctx context.Context, d DiallerDeps) (*Dialler, error) {
 	if err == nil {
 		x.subs = append(x.subs, heard)
 		var asked *nats.Subscription
-		if asked, err = d.Presence.Subscribe(connectSubject, func(msg *nats.Msg) { x.dialNow(string(msg.Data)) }); err == nil {
+		if asked, err = d.Presence.Subscribe(connectSubject, func(msg *nats.Msg) {
+			if by, id, _ := strings.Cut(string(msg.Data), " "); by != d.Replica {
+				x.dialNow(id)
+			}
+		}); err == nil {
 			x.subs = append(x.subs, asked)
 		}
 	}
@@ -193,7 +198,7 @@ func (d *Dialler) OnLeafEnded(fn func()) {
 // Connect has the runner dialled at once, by whichever replica does (SPEC C7).
 func (d *Dialler) Connect(id string) {
 	d.dialNow(id)
-	if err := d.d.Presence.Publish(connectSubject, []byte(id)); err != nil {
+	if err := d.d.Presence.Publish(connectSubject, []byte(d.d.Replica+" "+id)); err != nil {
 		d.d.Log.Warn("the other replicas were not asked to dial", "runner", id, "error", err)
 	}
 }

@@ -333,7 +333,9 @@ func (t *tender) adopt(ctx context.Context, conn, server net.Conn, l *spliced, r
 		beside.Wait()
 	}()
 	t.link = l
-	t.set(func(s *LinkState) { s.Connected, s.Since, s.PeerAddr, s.LastError, s.NextTry = true, &l.since, peer, "", nil })
+	t.set(func(s *LinkState) {
+		s.Connected, s.Since, s.PeerAddr, s.LastError, s.NextTry = true, &l.since, peer, "", nil
+	})
 }
 
 // giveUp waits for the end of a link that was replaced.
