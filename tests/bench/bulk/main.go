@@ -1,0 +1,43 @@
+// Command bulk measures how fast one large result comes, and what memory that takes: from a connector in the runner's memory,
+// over TLS 1.3 to the control plane, and by HTTP on loopback to a caller who reads its record batches. In one run, in turns:
+//
+//   - product: control plane with embedded server, runner, caller: three processes;
+//   - flight: Arrow Flight (arrow-go, gRPC over TLS 1.3), DoGet of the same batches, uncompressed: two processes;
+//   - bare: as many bytes over one TLS 1.3 connection: two processes.
+//
+// The product's stream has the compression it always has (zstd, fastest level, left out where it gains nothing); the numbers are
+// random, so that it gains nothing. It prints MB/s, and medians of the ratios of neighbours in time. Nothing is asserted.
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+
+	"github.com/org-runink/runbus/tests/bench/plane"
+)
+
+var roles = map[string]func() error{
+	plane.Role: plane.Serve, runnerRole: serveRunner, peersRole: servePeers, callerRole: serveCaller,
+}
+
+func main() {
+	if len(os.Args) == 2 && roles[os.Args[1]] != nil {
+		exit(roles[os.Args[1]]())
+	}
+	var s settings
+	mib := flag.Int64("mib", 1024, "size of the result, MiB")
+	flag.IntVar(&s.pairs, "pairs", 7, "how often each is measured")
+	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of the product's processes")
+	flag.Parse()
+	s.bytes = *mib << 20
+	exit(bench(s))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "bulk:", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
