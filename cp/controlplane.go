@@ -236,6 +236,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 		return err
 	}
 	c.task("audit", func() error { return c.audit.Run(runCtx) })
+	c.task("memory", func() error { return keepMemory(runCtx) })
 	return nil
 }
 

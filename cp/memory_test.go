@@ -1,0 +1,45 @@
+package cp
+
+import "testing"
+
+func TestMemoryIsGivenBackAfterASurge(t *testing.T) {
+	const mib = 1 << 20
+	m := newMemory()
+	var allocs uint64
+	for i, look := range []struct {
+		name              string
+		alloc, live, held uint64 // MiB
+		settled           uint64
+		percent           int
+		returns           bool
+	}{
+		{name: "small and busy", alloc: 100, live: 20, held: 60, percent: busyPercent},
+		{name: "small and calm", alloc: 1, live: 20, held: 60, percent: busyPercent},
+		{name: "a fleet connects", alloc: 500, live: 250, held: 600, percent: busyPercent},
+		{name: "it has connected", alloc: 10, live: 250, held: 700, percent: calmPercent},
+		{name: "for a while", alloc: 10, live: 250, held: 700, percent: calmPercent},
+		{name: "for long enough", alloc: 10, live: 250, held: 700, percent: calmPercent, returns: true, settled: 350},
+		{name: "once is enough", alloc: 10, live: 250, held: 420, percent: calmPercent},
+		{name: "results pass", alloc: 1000, live: 250, held: 600, percent: busyPercent},
+		{name: "calm", alloc: 10, live: 250, held: 600, percent: calmPercent},
+		{name: "calm", alloc: 10, live: 250, held: 600, percent: calmPercent},
+		{name: "another surge goes back", alloc: 10, live: 250, held: 600, percent: calmPercent, returns: true, settled: 360},
+	} {
+		allocs += look.alloc * mib
+		percent, returns := m.decide(allocs, look.live*mib, look.held*mib)
+		if percent != look.percent || returns != look.returns {
+			t.Errorf("%d, %s: %d %%, returns %t", i, look.name, percent, returns)
+		}
+		if look.settled > 0 {
+			m.settled = look.settled * mib
+		}
+	}
+}
+
+func TestMemoryIsMeasured(t *testing.T) {
+	m := newMemory()
+	m.look()
+	if m.allocs == 0 {
+		t.Error("nothing was ever allocated")
+	}
+}
