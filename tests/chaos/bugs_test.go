@@ -69,7 +69,11 @@ func copyModule(t testing.TB) (dir string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, part := range []string{"go.mod", "go.sum", "schemas", "bus", "jetstream", "cp", "runner", "cmd"} {
+	folders, err := stack.SourceFolders(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range append(folders, "go.mod", "go.sum") {
 		err := filepath.WalkDir(filepath.Join(root, part), func(path string, d fs.DirEntry, err error) error {
 			if err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 )
@@ -72,13 +73,32 @@ func readSources() (root string, err error) {
 		return "", fmt.Errorf("go list: %w", err)
 	}
 	root = strings.TrimSpace(string(out))
-	for _, dir := range []string{"bus", "cmd", "cp", "jetstream", "runner", "schemas"} {
+	folders, err := SourceFolders(root)
+	if err != nil {
+		return "", err
+	}
+	for _, dir := range folders {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(_ string, _ fs.DirEntry, err error) error { return err })
 		if err != nil {
 			return "", err
 		}
 	}
 	return root, nil
+}
+
+// SourceFolders are the folders, in that of the module, of which the programs are built.
+func SourceFolders(root string) (folders []string, err error) {
+	entries, err := os.ReadDir(root)
+	if err != nil {
+		return nil, err
+	}
+	none := []string{"bin", "deploy", "docs", "scripts", "tests", "tools"}
+	for _, e := range entries {
+		if e.IsDir() && !strings.HasPrefix(e.Name(), ".") && !slices.Contains(none, e.Name()) {
+			folders = append(folders, e.Name())
+		}
+	}
+	return folders, nil
 }
 
 // Remove removes what Build made; call it at the end of TestMain.
