@@ -43,9 +43,11 @@ func TestRolesAreLogged(t *testing.T) {
 }
 
 // D1, D2: a fetch runs in the runner's process and its progress streams back.
-func TestAFetchRunsOnTheRunner(t *testing.T) {
+func TestAFetchRunsOnTheRunner(t *testing.T) { stack.EachLink(t, aFetchRunsOnTheRunner) }
+
+func aFetchRunsOnTheRunner(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("edge"))
 	accepted := f.Await("accepted")
@@ -78,10 +80,12 @@ func TestAFetchRunsOnTheRunner(t *testing.T) {
 }
 
 // D3, D7: refusals have their code and text, and nothing of the source is touched.
-func TestRefusalsTouchNothing(t *testing.T) {
+func TestRefusalsTouchNothing(t *testing.T) { stack.EachLink(t, refusalsTouchNothing) }
+
+func refusalsTouchNothing(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
-	runner := plane.StartRunner(t, "edge", map[string]string{"RUNNER_CONCURRENCY": "1"})
-	away := plane.StartRunner(t, "away", nil)
+	runner := plane.StartLinked(t, link, "edge", map[string]string{"RUNNER_CONCURRENCY": "1"})
+	away := plane.StartLinked(t, link, "away", nil)
 	away.Stop(t)
 	plane.Admin.AwaitRunner(t, "away", false)
 	src := newSource(t)
@@ -152,8 +156,12 @@ func TestRefusalsTouchNothing(t *testing.T) {
 
 // D4: a runner that accepted and fell silent leaves the outcome unknown, with the literal text.
 func TestSilentRunnerLeavesTheOutcomeUnknown(t *testing.T) {
+	stack.EachLink(t, silentRunnerLeavesTheOutcomeUnknown)
+}
+
+func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, map[string]string{"DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "60s"})
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("edge"))
 	f.Await("accepted")
@@ -168,8 +176,12 @@ func TestSilentRunnerLeavesTheOutcomeUnknown(t *testing.T) {
 
 // D4: a deadline that the runner confirms is `deadline`, and the source is let go.
 func TestDeadlineThatTheRunnerConfirms(t *testing.T) {
+	stack.EachLink(t, deadlineThatTheRunnerConfirms)
+}
+
+func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
-	plane.StartRunner(t, "edge", nil)
+	plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	body := src.body("edge")
 	body["timeout"] = "2s"
@@ -210,9 +222,11 @@ func TestTwoProcessesUnderOneID(t *testing.T) {
 }
 
 // D13: a killed runner fails its fetch as lost, long before the deadline.
-func TestKilledRunnerIsLost(t *testing.T) {
+func TestKilledRunnerIsLost(t *testing.T) { stack.EachLink(t, killedRunnerIsLost) }
+
+func killedRunnerIsLost(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, map[string]string{"RUNNER_GRACE": "2s"})
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("edge"))
 	f.Await("accepted")
@@ -225,9 +239,11 @@ func TestKilledRunnerIsLost(t *testing.T) {
 }
 
 // D12: a cancel reaches the source, whether by DELETE or by a caller that goes away.
-func TestCancelReachesTheSource(t *testing.T) {
+func TestCancelReachesTheSource(t *testing.T) { stack.EachLink(t, cancelReachesTheSource) }
+
+func cancelReachesTheSource(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
-	plane.StartRunner(t, "edge", nil)
+	plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 
 	f := plane.Admin.Fetch(t, src.body("edge"))

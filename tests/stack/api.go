@@ -81,9 +81,12 @@ func (a *API) MintKey(t testing.TB, name string) (id, token string) {
 
 // RunnerState is a runner as the list shows it.
 type RunnerState struct {
-	ID     string `json:"id"`
-	State  string `json:"state"`
-	Health struct {
+	ID      string `json:"id"`
+	Name    string `json:"name"`
+	Address string `json:"address"`
+	State   string `json:"state"`
+	Link    string `json:"link"`
+	Health  struct {
 		Connected, Dispatchable, Draining, LimitEnforced bool
 		Detail                                           string
 		InFlight, Limit                                  int
@@ -106,13 +109,28 @@ func (a *API) Runners(t testing.TB) map[string]RunnerState {
 	return out
 }
 
+// runner is the one of this id or name.
+func (a *API) runner(t testing.TB, idOrName string) (RunnerState, bool) {
+	t.Helper()
+	all := a.Runners(t)
+	if r, ok := all[idOrName]; ok {
+		return r, true
+	}
+	for _, r := range all {
+		if r.Name == idOrName {
+			return r, true
+		}
+	}
+	return RunnerState{}, false
+}
+
 // AwaitRunner asks until the list shows that the runner takes work, or takes none. The list is a state, not an event, so it is
-// asked for again after each answer.
+// asked for again after each answer. A runner is named by id or name.
 func (a *API) AwaitRunner(t testing.TB, id string, dispatchable bool) RunnerState {
 	t.Helper()
 	give := time.Now().Add(Patience)
 	for {
-		r, ok := a.Runners(t)[id]
+		r, ok := a.runner(t, id)
 		if ok && r.Health.Dispatchable == dispatchable {
 			return r
 		}
