@@ -65,8 +65,8 @@ func (s *Store) lastAuditSeq(ctx context.Context) (uint64, error) {
 	return st.CachedInfo().State.LastSeq, nil
 }
 
-// auditWindow is how many messages ReadAudit asks for at once: up to 4 MiB.
-const auditWindow = 8
+// auditWindow is how many messages ReadAudit asks for at once: up to 2 MiB.
+const auditWindow = 4
 
 // ReadAudit calls fn for each message from sequence fromSeq (0 and 1 mean the first) up to the last one at the time of the
 // call, in order, from the leader. A sequence whose message is gone is left out: fn sees the gap. An error of fn ends it

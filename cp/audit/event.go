@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/oklog/ulid/v2"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/schemas"
@@ -38,6 +39,7 @@ func Event(actor, action, subject, outcome string, kv ...string) *runbusv1.Audit
 // Brief is an event as values, for what is recorded at every dispatch: Log.Jot makes no object of it. Details stand in the order
 // of their names, each once; the rules of Event hold for them.
 type Brief struct {
+	At                                      time.Time // zero: now
 	Tenant, Actor, Action, Subject, Outcome string
 	Details                                 []Detail
 }
@@ -144,6 +146,37 @@ func appendRest(b []byte, e *Brief) ([]byte, error) {
 	return append(b, '}'), nil
 }
 
+// counter makes ULIDs of which many are needed: their random part is that of the first one, and a number. The zero value is
+// ready. Not safe for concurrent use.
+type counter struct {
+	ms   int64 // of text
+	last uint64
+	text [ulid.EncodedSize]byte
+}
+
+const (
+	ulidTime  = 10 // digits of a ULID for its time
+	ulidCount = 8  // digits for the number, behind 40 random bits
+	digits32  = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+)
+
+// append appends the next id, of this time.
+func (c *counter) append(b []byte, at time.Time) []byte {
+	if ms := at.UnixMilli(); ms != c.ms || c.last == 0 {
+		c.ms = ms
+		fresh := schemas.NewULID(at)
+		if c.last == 0 {
+			copy(c.text[:], fresh)
+		}
+		copy(c.text[:ulidTime], fresh)
+	}
+	c.last++
+	for i, n := len(c.text)-1, c.last; i >= len(c.text)-ulidCount; i, n = i-1, n/32 {
+		c.text[i] = digits32[n%32]
+	}
+	return append(b, c.text[:]...)
+}
+
 // clock writes times, of which many are within one second. Not safe for concurrent use; the zero value is ready.
 type clock struct {
 	second int64
@@ -166,14 +199,7 @@ func (c *clock) append(b []byte, at time.Time) []byte {
 
 // appendText appends a JSON string. Text that is not UTF-8 is an error, as in protobuf.
 func appendText(b []byte, s string) ([]byte, error) {
-	plain := true
-	for i := range len(s) {
-		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
-			plain = false
-			break
-		}
-	}
-	if plain {
+	if isPlain(s) {
 		return append(append(append(b, '"'), s...), '"'), nil
 	}
 	if !utf8.ValidString(s) {
@@ -186,6 +212,30 @@ func appendText(b []byte, s string) ([]byte, error) {
 		return nil, schemas.Wrap(schemas.CodeInvalid, err, "the audit event can't be encoded")
 	}
 	return append(b, bytes.TrimSuffix(quoted.Bytes(), []byte("\n"))...), nil
+}
+
+// isPlain reports whether s stands in JSON as it is: printable ASCII without quotes and backslashes. It looks at eight bytes at a
+// time; a byte's highest bit in the sum or the product is what the comparison with that byte yields.
+func isPlain(s string) bool {
+	const ones, high = 0x0101010101010101, 0x8080808080808080
+	for len(s) >= 8 {
+		w := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+		quote, slash := w^('"'*ones), w^('\\'*ones)
+		if bad := w | (w + ones) | (w - 0x20*ones) | (quote - ones) | (slash - ones); bad&high != 0 {
+			return plainBytes(s)
+		}
+		s = s[8:]
+	}
+	return plainBytes(s)
+}
+
+func plainBytes(s string) bool {
+	for i := range len(s) {
+		if c := s[i]; c < 0x20 || c >= 0x7f || c == '"' || c == '\\' {
+			return false
+		}
+	}
+	return true
 }
 
 func clip(s string) string {

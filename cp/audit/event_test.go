@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/oklog/ulid/v2"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -122,5 +123,28 @@ func BenchmarkJot(b *testing.B) {
 		if l.notes == maxNotes {
 			l.finish(l.take(), nil)
 		}
+	}
+}
+
+func TestPlain(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := string(rapid.SliceOfN(rapid.OneOf(rapid.ByteRange('#', 'Z'), rapid.Byte()), 0, 40).Draw(t, "s"))
+		if isPlain(s) != plainBytes(s) {
+			t.Fatalf("%q: %t", s, isPlain(s))
+		}
+	})
+}
+
+func TestCounter(t *testing.T) {
+	var c counter
+	seen := map[string]bool{}
+	for i := range 5000 {
+		at := time.UnixMilli(1_700_000_000_000 + int64(i/100))
+		id := string(c.append(nil, at))
+		got, err := ulid.ParseStrict(id)
+		if err != nil || !ulid.Time(got.Time()).Equal(at) || seen[id] {
+			t.Fatalf("%s of %s, seen %t: %v", id, at, seen[id], err)
+		}
+		seen[id] = true
 	}
 }

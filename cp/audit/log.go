@@ -23,7 +23,7 @@ const (
 	// flushWait is how long Run goes on after its context's end, to write what is pending.
 	flushWait = 5 * time.Second
 	// Bounds of what waits to be written. A note over them is dropped and counted, a Record refused.
-	maxNotes     = 32768
+	maxNotes     = 16384
 	maxNoteBytes = 16 << 20
 	maxRecords   = 16384
 
@@ -50,6 +50,7 @@ type Log struct {
 
 	mu        sync.Mutex
 	clock     clock
+	ids       counter
 	pending   []part
 	spare     [][]byte // memory of notes that were written
 	notes     int      // of pending
@@ -141,7 +142,7 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 	}
 }
 
-// Note records e without waiting. An event that can't be encoded, or that comes while 32,768 notes or 16 MiB of them wait,
+// Note records e without waiting. An event that can't be encoded, or that comes while 16,384 notes or 16 MiB of them wait,
 // is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
 func (l *Log) Note(e *runbusv1.AuditEvent) {
 	body, err := encodeEvent(e, time.Now())
@@ -156,12 +157,15 @@ func (l *Log) Note(e *runbusv1.AuditEvent) {
 
 // Jot is Note for an event as values: it is written once, where it waits.
 func (l *Log) Jot(e *Brief) {
-	now := time.Now()
+	at := e.At
+	if at.IsZero() {
+		at = time.Now()
+	}
 	l.mu.Lock()
 	full, err := l.note(nil, func(b []byte) ([]byte, error) {
 		begin := len(b)
-		b = schemas.AppendULID(append(b, `{"id":"`...), now)
-		b, err := appendRest(l.clock.append(append(b, `","at":"`...), now), e)
+		b = l.ids.append(append(b, `{"id":"`...), at)
+		b, err := appendRest(l.clock.append(append(b, `","at":"`...), at), e)
 		if err == nil {
 			err = checkEvent(e.Actor, e.Action, len(b)-begin)
 		}

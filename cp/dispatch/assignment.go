@@ -22,7 +22,7 @@ const (
 // assignment is the RunnerWorkAssignment of a run, encoded. It is written by hand, since one is written at every dispatch: neither
 // is the caller's request copied, nor is an object made. What the limits of the request are stands behind the caller's own, where it counts.
 func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
-	size := proto.Size(r.fetch)
+	size := r.size
 	b := make([]byte, 0, size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
 	b = appendText(b, fieldDispatch, r.id)
 	b = appendText(b, fieldSession, r.runner.Session)

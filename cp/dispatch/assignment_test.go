@@ -33,7 +33,7 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 		acceptBy, deadline := at("accept"), at("deadline")
 		r := &run{
 			id: text.Draw(t, "id"), runner: registry.Candidate{Session: text.Draw(t, "session")}, replica: text.Draw(t, "replica"),
-			fetch: fetch, deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
+			fetch: fetch, size: proto.Size(fetch), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
 		}
 		window := number.Draw(t, "window")
 		body, err := r.assignment(acceptBy, window)

@@ -27,7 +27,7 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	}
 	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
 	defer cancel()
-	if err := d.d.Audit.Record(durable, run.brief("credential.read", "ok", details[:]).Event()); err != nil {
+	if err := d.d.Audit.Record(durable, run.brief("credential.read", "ok", d.d.Now(), details[:]).Event()); err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").
 			WithHint("try again when /readyz is ready")
 	}
@@ -45,7 +45,7 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
 	}
-	subject := schemas.WorkSubject(ref, run.runner.Session)
+	subject := run.runner.Work
 	credentials := &runbusv1.RunnerWorkCredentials{DispatchId: run.id, Session: run.runner.Session, Sealed: sealed}
 	if err := d.d.Bus.PublishTraced(run.trace, subject, "", credentials); err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sent to the runner")

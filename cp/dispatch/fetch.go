@@ -97,13 +97,13 @@ func (d *Dispatcher) assign(run *run) *ending {
 		if a, ok := run.stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
-				run.accept(f.GetPid())
-				run.mark(PhaseAccepted, run.there)
+				at := d.d.Now()
+				run.accept(f.GetPid(), at)
 				if run.runner.Unheard {
 					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
 				}
 				run.stream.receiver.Done(f)
-				d.noteStart(run)
+				d.noteStart(run, at)
 				return nil
 			case *runbusv1.RunnerWorkResult:
 				return ended(d.resultEnding(run, f, nil))
@@ -146,7 +146,7 @@ func (d *Dispatcher) publish(run *run, acceptBy time.Time) *ending {
 	if err != nil {
 		return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request can't be encoded")))
 	}
-	subject := schemas.WorkSubject(run.runner.Ref, run.runner.Session)
+	subject := run.runner.Work
 	forOps := d.assignmentForOps(subject, body)
 	err = run.stream.receiver.Assign(run.trace, run.runner.Together, body)
 	if errors.Is(err, nats.ErrMaxPayload) {

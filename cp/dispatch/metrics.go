@@ -1,8 +1,6 @@
 package dispatch
 
 import (
-	"time"
-
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/org-runink/runbus/bus"
@@ -20,6 +18,9 @@ type metrics struct {
 	rows     prometheus.Counter
 	bytes    prometheus.Counter
 	again    prometheus.Counter
+
+	completed   prometheus.Counter // of ended, for those without an error
+	completedIn prometheus.Observer
 
 	registerer prometheus.Registerer
 	registered []prometheus.Collector
@@ -48,6 +49,7 @@ func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers) (*me
 		again:      prometheus.NewCounter(counter("dispatch_assignments_republished_total", "Assignments that were published again after nobody had received them.")),
 		registerer: registerer,
 	}
+	m.completed, m.completedIn = m.ended.WithLabelValues(OutcomeCompleted, "ok"), m.duration.WithLabelValues(OutcomeCompleted)
 	if registerer == nil {
 		return m, nil
 	}
@@ -62,13 +64,13 @@ func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers) (*me
 }
 
 // count adds one ended run.
-func (m *metrics) count(run *run, o Outcome, took time.Duration) {
-	code := "ok"
+func (m *metrics) count(run *run, o Outcome) {
+	ended, duration := m.completed, m.completedIn
 	if o.Err != nil {
-		code = string(o.Err.Code)
+		ended, duration = m.ended.WithLabelValues(o.Code, string(o.Err.Code)), m.duration.WithLabelValues(o.Code)
 	}
-	m.ended.WithLabelValues(o.Code, code).Inc()
-	m.duration.WithLabelValues(o.Code).Observe(took.Seconds())
+	ended.Inc()
+	duration.Observe(run.ended.Sub(run.began).Seconds())
 	if d, ok := hop(o.Phases, PhaseAssigned, PhaseAccepted); ok {
 		m.accept.Observe(d.Seconds())
 	}

@@ -68,10 +68,7 @@ func (r *run) conclude(o Outcome) {
 	}
 	t := r.timeline()
 	t.State, t.Outcome = trace.StateEnded, o.Code
-	ended := r.now()
-	if n := len(t.Phases); n > 0 {
-		ended = t.Phases[n-1].At
-	}
+	ended := r.ended
 	t.EndedAt = &ended
 	if o.Err != nil {
 		t.Code, t.Message, t.Hint = string(o.Err.Code), o.Err.Message, o.Err.Hint
@@ -118,10 +115,11 @@ func (r *run) note(phase, text string) {
 // end adds the last steps: when the last rows came, and the end by the outcome's name.
 func (r *run) end(outcome, by string) {
 	r.mu.Lock()
+	r.ended = r.now()
 	if outcome == OutcomeCompleted && !r.lastRow.IsZero() {
 		r.phases = append(r.phases, PhaseAt{Phase: trace.PhaseLastRow, At: r.lastRow, By: r.there})
 	}
-	r.phases = append(r.phases, PhaseAt{Phase: trace.EndPhase(outcome), At: r.now(), By: by})
+	r.phases = append(r.phases, PhaseAt{Phase: trace.EndPhase(outcome), At: r.ended, By: by})
 	r.mu.Unlock()
 }
 

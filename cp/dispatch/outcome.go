@@ -125,12 +125,10 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 			Code: runbusv1.NoticeCode_NOTICE_CODE_RUNNER_ISOLATION, Message: o.Err.Message,
 		})
 	}
-	run.mu.Lock()
-	o.Phases = run.phases
-	run.mu.Unlock()
+	o.Phases = run.phases // nothing is added any more
 	run.conclude(o)
 	d.record(run, o)
-	d.metrics.count(run, o, d.d.Now().Sub(run.began))
+	d.metrics.count(run, o)
 	return o
 }
 
@@ -150,9 +148,9 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 
 // noteStart audits that a runner accepted a dispatch. A dispatch that reads a credential is made durable by the record of
 // that, which comes behind it in the same log.
-func (d *Dispatcher) noteStart(run *run) {
+func (d *Dispatcher) noteStart(run *run, at time.Time) {
 	details := [...]audit.Detail{{Name: "chosen", Value: "for this action"}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
-	d.d.Audit.Jot(run.brief("dispatch.start", "ok", details[:]))
+	d.d.Audit.Jot(run.brief("dispatch.start", "ok", at, details[:]))
 }
 
 // record audits the end of a run. Only one that read a credential is waited for (SPEC R8).
@@ -186,7 +184,7 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	if o.Code == OutcomeRefused || !accepted {
 		action = "dispatch.refuse"
 	}
-	brief := run.brief(action, outcome, append(details, run.source()))
+	brief := run.brief(action, outcome, run.ended, append(details, run.source()))
 	if !run.credentialsRead {
 		d.d.Audit.Jot(brief)
 		return
@@ -199,11 +197,11 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 }
 
 // brief is an audit event about the run. It holds no setting, query or secret. A last detail without a name is left out.
-func (r *run) brief(action, outcome string, details []audit.Detail) *audit.Brief {
+func (r *run) brief(action, outcome string, at time.Time, details []audit.Detail) *audit.Brief {
 	if last := len(details) - 1; details[last].Name == "" {
 		details = details[:last]
 	}
-	return &audit.Brief{Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
+	return &audit.Brief{At: at, Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
 }
 
 // source is the kind of the run's source as a detail, without a name if it is none of ours.

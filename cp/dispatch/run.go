@@ -32,6 +32,7 @@ type run struct {
 	actor    string                    // the caller, in audit events
 	named    string                    // runner as the caller named it
 	fetch    *runbusv1.RunFetchRequest // the caller's, as it is; not read any more when the assignment was accepted
+	size     int                       // of it, encoded
 	kind     string                    // of its source
 	secrets  map[string]string
 	timeout  time.Duration
@@ -68,9 +69,10 @@ type run struct {
 	pid         int64     // of the process that accepted
 	lastRow     time.Time // when the last rows came
 	phases      []PhaseAt
+	ended       time.Time
 	rows, bytes int64
 
-	steps [9]PhaseAt // memory for phases
+	steps [8]PhaseAt // memory for phases: those of a fetch without credentials
 }
 
 const subjectPrefix = "dispatch:"
@@ -95,14 +97,14 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 		r.name("")
 		err = schemas.Errorf(schemas.CodeInvalid, "the dispatch id is not a ULID")
 	}
-	r.mark(PhaseQueued, r.here)
+	r.reach(PhaseQueued, r.here, now)
 	switch {
 	case err != nil:
 		return r, err
 	case !mayFetch(req.Caller):
 		return r, errMayNotFetch("run a fetch")
 	}
-	if err := checkFetch(req); err != nil {
+	if r.size, err = checkFetch(req); err != nil {
 		return r, err
 	}
 	r.fetch = req.Fetch
@@ -133,26 +135,28 @@ func limit(asked, ceiling int64) int64 {
 	return min(asked, ceiling)
 }
 
-func checkFetch(req Request) error {
+// checkFetch returns the encoded size of the request, or what is wrong with it.
+func checkFetch(req Request) (size int, err error) {
 	f := req.Fetch
+	size = proto.Size(f)
 	switch {
 	case f.GetSource().GetKind() == "":
-		return schemas.Errorf(schemas.CodeInvalid, "the fetch names no source").WithHint("source.kind is one of file, sqlite, postgres, http")
+		return 0, schemas.Errorf(schemas.CodeInvalid, "the fetch names no source").WithHint("source.kind is one of file, sqlite, postgres, http")
 	case f.GetMaxRows() < 0 || f.GetMaxBytes() < 0:
-		return schemas.Errorf(schemas.CodeInvalid, "a limit of rows or bytes can't be negative")
+		return 0, schemas.Errorf(schemas.CodeInvalid, "a limit of rows or bytes can't be negative")
 	case req.Timeout < 0:
-		return schemas.Errorf(schemas.CodeInvalid, "the timeout can't be negative")
-	case proto.Size(f) > maxRequest:
-		return schemas.Errorf(schemas.CodeInvalid, "the request has %d bytes: at most %d are allowed", proto.Size(f), maxRequest)
+		return 0, schemas.Errorf(schemas.CodeInvalid, "the timeout can't be negative")
+	case size > maxRequest:
+		return 0, schemas.Errorf(schemas.CodeInvalid, "the request has %d bytes: at most %d are allowed", size, maxRequest)
 	}
-	size := 0
+	secrets := 0
 	for name, value := range req.Secrets {
-		size += len(name) + len(value)
+		secrets += len(name) + len(value)
 	}
-	if size > maxSecrets {
-		return schemas.Errorf(schemas.CodeInvalid, "the secrets have %d bytes: at most %d are allowed", size, maxSecrets)
+	if secrets > maxSecrets {
+		return 0, schemas.Errorf(schemas.CodeInvalid, "the secrets have %d bytes: at most %d are allowed", secrets, maxSecrets)
 	}
-	return nil
+	return size, nil
 }
 
 // mayFetch reports whether p may run and cancel fetches.
@@ -191,7 +195,10 @@ func (r *run) unwanted() bool {
 }
 
 // mark adds a phase to the timeline, the first time it is reached.
-func (r *run) mark(phase, by string) {
+func (r *run) mark(phase, by string) { r.reach(phase, by, r.now()) }
+
+// reach is mark at this time.
+func (r *run) reach(phase, by string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i := range r.phases {
@@ -199,15 +206,16 @@ func (r *run) mark(phase, by string) {
 			return
 		}
 	}
-	r.phases = append(r.phases, PhaseAt{Phase: phase, At: r.now(), By: by})
+	r.phases = append(r.phases, PhaseAt{Phase: phase, At: at, By: by})
 	r.live.Changed()
 }
 
 // accept notes the process that took the work.
-func (r *run) accept(pid int64) {
+func (r *run) accept(pid int64, at time.Time) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	r.accepted, r.pid = true, pid
+	r.mu.Unlock()
+	r.reach(PhaseAccepted, r.there, at)
 }
 
 // count notes how far the result has come, and when its first and its last rows came; it only grows.

@@ -76,6 +76,8 @@ type Candidate struct {
 	Revoked, Pending bool
 	// Connected: the link is up and the process said hello. Draining: it takes no new work.
 	Connected, Draining bool
+	// Work is the subject of the session's work.
+	Work string
 	// Together: the runner reads RunnerWorkAssignments.
 	Together bool
 	// Deaf: nobody listened on the session's subjects when something was last published there. Unheard: that, or nothing that was

@@ -20,6 +20,8 @@ type runner struct {
 	revision uint64
 	live     bool
 	known    *Known
+	work     string // subject of the work of session workOf
+	workOf   string
 	indexed  string          // the name under which Registry.named has it; "" for none
 	links    map[string]link // newest link of each process, by process nonce
 	// responders is what became of the last work or order that was published to it.
@@ -258,10 +260,13 @@ func (rn *runner) seen(now time.Time) seen {
 
 // candidate is rn, with this status, for dispatch. r.mu must be held.
 func (rn *runner) candidate(s status) Candidate {
+	if rn.workOf != rn.rec.Session {
+		rn.work, rn.workOf = schemas.WorkSubject(rn.ref, rn.rec.Session), rn.rec.Session
+	}
 	return Candidate{
 		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
 		Connected: s.connected, Draining: s.draining, Offline: s.offline,
-		Session: rn.rec.Session, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
+		Session: rn.rec.Session, Work: rn.work, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
 		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
 		Deaf: s.signals.Responders == RespondersNone, Unheard: s.signals.Responders != RespondersHeard,
 		Together: slices.Contains(rn.rec.Capabilities, bus.CapabilityAssignments),
