@@ -245,7 +245,7 @@ func (t *tender) shake(ctx context.Context, r roster.Runner, config *tls.Config)
 	config.VerifyConnection = func(cs tls.ConnectionState) (err error) {
 		switch cs.NegotiatedProtocol {
 		case link.ProtoLink:
-			fingerprint, err = verifyLeaf(cs, d.CA.Pool(), r, d.Now())
+			fingerprint, err = verifyLeaf(cs, d.CA.cert, r, d.Now())
 			return err
 		case link.ProtoEnrol:
 			return nil // Exchange judges
