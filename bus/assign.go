@@ -51,6 +51,7 @@ type assigner struct {
 // nobody is subscribed, Next returns ErrNoResponders; then Assign may be called again.
 func (r *Receiver) Assign(t Trace, together bool, body []byte) error {
 	body = appendBool(appendBool(body, assignmentBundlesNumber, true), assignmentTogetherNumber, true)
+	body = appendBool(body, assignmentXxh3Number, true)
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}

@@ -119,6 +119,8 @@ func (n *names) assignment(body []byte, parts *assignmentParts) bool {
 			m.Bundles, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		case assignmentTogetherNumber:
 			m.Together, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentXxh3Number:
+			m.Xxh3, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		default:
 			return false
 		}

@@ -24,6 +24,7 @@ const (
 	progressUpdateNumber                                             = 114
 	chunkArrowNumber, chunkRowsNumber, chunkBytesNumber              = 124, 125, 126
 	resultResponseNumber, resultStartedNumber, resultSha256Number    = 134, 136, 137
+	resultXxh3Number, assignmentXxh3Number                           = 138, 94
 	creditAcknowledgedNumber, creditWindowNumber, creditResendNumber = 153, 154, 155
 
 	assignmentBundlesNumber, assignmentTogetherNumber      = 89, 90
@@ -102,6 +103,7 @@ func appendFrame(b []byte, f Frame) ([]byte, error) {
 			}
 			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
 			b = appendBytes(appendBool(b, resultStartedNumber, f.Started), resultSha256Number, f.StreamSha256)
+			b = appendBytes(b, resultXxh3Number, f.RestXxh3)
 			return appendResponse(b, response.Response), nil
 		}
 	}
@@ -374,6 +376,8 @@ func (n *names) result(body []byte, parts *resultParts) bool {
 			m.Started = protowire.DecodeBool(f.varint)
 		case f.is(resultSha256Number, protowire.BytesType):
 			m.StreamSha256 = append(parts.sha256[:0], f.bytes...)
+		case f.is(resultXxh3Number, protowire.BytesType):
+			m.RestXxh3 = append([]byte{}, f.bytes...)
 		default:
 			return false
 		}

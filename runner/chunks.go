@@ -1,9 +1,8 @@
 package runner
 
 import (
+	"bytes"
 	"context"
-	"crypto/sha256"
-	"hash"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,13 +26,13 @@ type chunks struct {
 
 	due atomic.Int64 // uptime at which what is buffered is to be sent; 0: nothing is
 
-	mu    sync.Mutex
-	buf   []byte
-	ended bool // the alarm does nothing any more
-	hash  hash.Hash
-	chunk runbusv1.RunnerWorkChunk // memory for one that is sent
-	sent  int64
-	err   error
+	mu     sync.Mutex
+	buf    []byte
+	ended  bool // the alarm does nothing any more
+	digest bus.Digest
+	chunk  runbusv1.RunnerWorkChunk // memory for one that is sent
+	sent   int64
+	err    error
 }
 
 // smallBuffers keeps the buffers of small results.
@@ -96,10 +95,7 @@ func (c *chunks) send() {
 		return
 	}
 	c.due.Store(0)
-	if c.hash == nil {
-		c.hash = sha256.New()
-	}
-	c.hash.Write(c.buf)
+	c.digest.Add(c.buf)
 	c.sent += int64(len(c.buf))
 	c.chunk.ArrowIpc, c.chunk.Rows, c.chunk.Bytes = c.buf, c.counts.Rows(), c.counts.Bytes()
 	c.err = c.sender.Send(c.ctx, &c.chunk)
@@ -145,15 +141,13 @@ func (c *chunks) end() {
 	c.release()
 }
 
-// sum is the SHA-256 of what was sent.
-func (c *chunks) sum() []byte {
+// sumInto puts the checksum of what was sent into a result.
+func (c *chunks) sumInto(r *runbusv1.RunnerWorkResult) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.hash == nil {
-		none := sha256.Sum256(nil)
-		return none[:]
-	}
-	return c.hash.Sum(nil)
+	r.StreamSha256 = bytes.Clone(c.digest.SHA256())
+	r.RestXxh3 = bytes.Clone(c.digest.XXH3())
+	c.digest.Close()
 }
 
 func (c *chunks) total() int64 {

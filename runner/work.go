@@ -160,11 +160,13 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	if w.m.GetBundles() {
 		w.sender.Bundle()
 	}
+	w.stream.digest.Whole = !w.m.GetXxh3()
 	var response *runbusv1.RunFetchResponse
 	if err == nil {
 		response, err = w.recorded()
 	}
-	result := &runbusv1.RunnerWorkResult{Started: true, StreamSha256: w.stream.sum()}
+	result := &runbusv1.RunnerWorkResult{Started: true}
+	w.stream.sumInto(result)
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}

@@ -89,7 +89,7 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(run *run, sink Sink) ending {
 	run.dueIn(d, run.deadline.Sub(d.d.Now()))
-	defer run.sum.close()
+	defer run.sum.Close()
 	if end := d.tell(run, sink, nil); end != nil {
 		return *end
 	}
@@ -115,7 +115,7 @@ func (d *Dispatcher) relay(run *run, sink Sink) ending {
 func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 	switch f := a.frame.(type) {
 	case *runbusv1.RunnerWorkChunk:
-		run.sum.add(f.GetArrowIpc())
+		run.sum.Add(f.GetArrowIpc())
 		run.count(f.GetRows(), f.GetBytes())
 		return d.tell(run, sink, f)
 	case *runbusv1.RunnerWorkProgress:
@@ -134,7 +134,7 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		}
 		return d.tell(run, sink, f)
 	case *runbusv1.RunnerWorkResult:
-		return ended(d.resultEnding(run, f, run.sum.of()))
+		return ended(d.resultEnding(run, f, run.sum.SHA256()))
 	case nil:
 		if isNoResponders(a.err) {
 			return nil // of an assignment that was published again, and overtaken by its acceptance

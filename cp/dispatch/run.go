@@ -52,7 +52,7 @@ type run struct {
 
 	stream stream
 	watch  registry.Watch
-	sum    digest          // over the chunks that were relayed
+	sum    bus.Digest      // over the chunks that were relayed
 	gone   <-chan struct{} // closed when the caller has gone
 
 	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end

@@ -23,7 +23,7 @@ const (
 	maxNotices    = 100
 	maxNoticeText = 2000
 	// writeBuffer gathers the many small writes of an Arrow message.
-	writeBuffer = 64 << 10
+	writeBuffer = 16 << 10
 )
 
 // Output encodes the batches of one fetch as an Arrow IPC stream with zstd (fastest level), and enforces the fetch's limits (SPEC D15). The

@@ -43,6 +43,8 @@ type RunnerWorkAssignment struct {
 	Bundles bool `protobuf:"varint,89,opt,name=bundles,proto3" json:"bundles,omitempty"`
 	// True: the replica reads RunnerWorkFrames with frames of several dispatches.
 	Together bool `protobuf:"varint,90,opt,name=together,proto3" json:"together,omitempty"`
+	// True: the replica reads RunnerWorkResult.rest_xxh3.
+	Xxh3 bool `protobuf:"varint,94,opt,name=xxh3,proto3" json:"xxh3,omitempty"`
 	// The W3C trace context, if any, of an assignment in RunnerWorkAssignments; one that comes alone has it in its headers.
 	Traceparent   string `protobuf:"bytes,91,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	Tracestate    string `protobuf:"bytes,92,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
@@ -146,6 +148,13 @@ func (x *RunnerWorkAssignment) GetBundles() bool {
 func (x *RunnerWorkAssignment) GetTogether() bool {
 	if x != nil {
 		return x.Together
+	}
+	return false
+}
+
+func (x *RunnerWorkAssignment) GetXxh3() bool {
+	if x != nil {
+		return x.Xxh3
 	}
 	return false
 }
@@ -703,8 +712,11 @@ type RunnerWorkResult struct {
 	//	*RunnerWorkResult_Error
 	Outcome isRunnerWorkResult_Outcome `protobuf_oneof:"outcome"`
 	Started bool                       `protobuf:"varint,136,opt,name=started,proto3" json:"started,omitempty"`
-	// SHA-256 over the Arrow IPC stream as sent.
-	StreamSha256  []byte `protobuf:"bytes,137,opt,name=stream_sha256,json=streamSha256,proto3" json:"stream_sha256,omitempty"`
+	// SHA-256 over the Arrow IPC stream as sent; over its first MiB where rest_xxh3 is over the rest.
+	StreamSha256 []byte `protobuf:"bytes,137,opt,name=stream_sha256,json=streamSha256,proto3" json:"stream_sha256,omitempty"`
+	// Of what is behind the first MiB, if there is any and the assignment's xxh3 is true: XXH3-128 (big-endian) of each chunk, or of what
+	// of it is behind, seeded with both halves of the one before, exclusive or; the last one.
+	RestXxh3      []byte `protobuf:"bytes,138,opt,name=rest_xxh3,json=restXxh3,proto3" json:"rest_xxh3,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -795,6 +807,13 @@ func (x *RunnerWorkResult) GetStarted() bool {
 func (x *RunnerWorkResult) GetStreamSha256() []byte {
 	if x != nil {
 		return x.StreamSha256
+	}
+	return nil
+}
+
+func (x *RunnerWorkResult) GetRestXxh3() []byte {
+	if x != nil {
+		return x.RestXxh3
 	}
 	return nil
 }
@@ -1178,7 +1197,7 @@ var File_runbus_v1_work_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
-	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xdc\x03\n" +
+	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xf0\x03\n" +
 	"\x14RunnerWorkAssignment\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1190,7 +1209,8 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\x12credentials_follow\x18W \x01(\bR\x11credentialsFollow\x12!\n" +
 	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\x12\x18\n" +
 	"\abundles\x18Y \x01(\bR\abundles\x12\x1a\n" +
-	"\btogether\x18Z \x01(\bR\btogether\x12 \n" +
+	"\btogether\x18Z \x01(\bR\btogether\x12\x12\n" +
+	"\x04xxh3\x18^ \x01(\bR\x04xxh3\x12 \n" +
 	"\vtraceparent\x18[ \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\\ \x01(\tR\n" +
@@ -1240,7 +1260,7 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12\x1b\n" +
 	"\tarrow_ipc\x18| \x01(\fR\barrowIpc\x12\x12\n" +
 	"\x04rows\x18} \x01(\x03R\x04rows\x12\x14\n" +
-	"\x05bytes\x18~ \x01(\x03R\x05bytes\"\x98\x02\n" +
+	"\x05bytes\x18~ \x01(\x03R\x05bytes\"\xb6\x02\n" +
 	"\x10RunnerWorkResult\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1249,7 +1269,8 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\bresponse\x18\x86\x01 \x01(\v2\x1b.runbus.v1.RunFetchResponseH\x00R\bresponse\x12/\n" +
 	"\x05error\x18\x87\x01 \x01(\v2\x16.runbus.v1.ErrorDetailH\x00R\x05error\x12\x19\n" +
 	"\astarted\x18\x88\x01 \x01(\bR\astarted\x12$\n" +
-	"\rstream_sha256\x18\x89\x01 \x01(\fR\fstreamSha256B\t\n" +
+	"\rstream_sha256\x18\x89\x01 \x01(\fR\fstreamSha256\x12\x1c\n" +
+	"\trest_xxh3\x18\x8a\x01 \x01(\fR\brestXxh3B\t\n" +
 	"\aoutcome\"G\n" +
 	"\x10RunnerWorkFrames\x123\n" +
 	"\x06frames\x18\xa3\x01 \x03(\v2\x1a.runbus.v1.RunnerWorkFrameR\x06frames\"\x83\x02\n" +
