@@ -302,9 +302,10 @@ func (w *work) logDone(r *runbusv1.RunFetchResponse) {
 	if r == nil {
 		return
 	}
-	w.agent.log.LogAttrs(context.Background(), slog.LevelInfo, "work done", slog.String("dispatch", w.id),
-		slog.String("source", w.m.GetRequest().GetSource().GetKind()), slog.Int64("rows", r.GetRows()), slog.Int64("bytes", r.GetBytes()),
-		slog.Duration("after", r.GetElapsed().AsDuration()))
+	works := w.agent.works
+	if at := works.done.done(w.id, w.m.GetRequest().GetSource().GetKind(), r.GetRows(), r.GetBytes(), r.GetElapsed().AsDuration()); at > 0 {
+		works.wakeAt(at)
+	}
 }
 
 // over ends the work, whose result was acknowledged if err is nil.

@@ -36,6 +36,7 @@ type works struct {
 	agent *Agent
 
 	pool pool           // runs them
+	done doneLog        // of those that went well
 	open sync.WaitGroup // counts those in jobs, and what is done for them
 
 	mu          sync.Mutex
@@ -55,6 +56,7 @@ type works struct {
 
 func newWorks(a *Agent) *works {
 	w := &works{agent: a, jobs: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{})}
+	w.done.log = a.log
 	w.alarm = time.AfterFunc(time.Hour, w.look)
 	w.alarm.Stop()
 	return w
@@ -135,9 +137,17 @@ func (w *works) wakeAt(at time.Duration) {
 // look does what time brings in every work, and sets the alarm for what comes next: one timer for all of them, since most works end
 // before anything is due.
 func (w *works) look() {
+	now := uptime()
+	w.lookAt(now)
+	if at := w.done.flush(now); at > 0 { // without mu: it writes
+		w.wakeAt(at)
+	}
+}
+
+func (w *works) lookAt(now time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	now, next := uptime(), time.Duration(0)
+	next := time.Duration(0)
 	for _, job := range w.jobs {
 		if at := job.look(now); at > 0 && (next == 0 || at < next) {
 			next = at
@@ -318,6 +328,7 @@ func (w *works) idle() <-chan struct{} { return w.idleCh }
 func (w *works) wait(d time.Duration) {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
+	defer w.done.flush(uptime() + time.Second)
 	defer w.alarm.Stop()
 	done := make(chan struct{})
 	go func() { w.open.Wait(); w.pool.wait(); close(done) }()

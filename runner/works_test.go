@@ -369,7 +369,7 @@ func TestCredentialsThatDoNotComeFreeTheSlot(t *testing.T) {
 
 // The table forgets the oldest ids first, and is bounded.
 func TestFatesAreBounded(t *testing.T) {
-	w := newWorks(nil)
+	w := newWorks(&Agent{})
 	for i := range seenMost + 10 {
 		if state := w.cancel(string(rune('a'+i%26))+time.Duration(i).String(), nil); state != runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
 			t.Fatal(state)
