@@ -85,7 +85,7 @@ func (n *names) assignment(body []byte, parts *assignmentParts) bool {
 	m := &parts.assignment
 	f := fields{rest: body}
 	for f.next() {
-		ok := true
+		var ok bool
 		switch f.number {
 		case dispatchNumber:
 			ok = f.text(&m.DispatchId)
@@ -143,7 +143,7 @@ func (f *fields) timestamp(into *timestamppb.Timestamp) (ok bool) {
 func readRequest(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Source) bool {
 	f := fields{rest: body}
 	for f.next() {
-		ok := true
+		var ok bool
 		switch f.number {
 		case requestSourceNumber:
 			ok = r.Source == nil && f.kind == protowire.BytesType

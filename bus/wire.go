@@ -214,7 +214,7 @@ func (n *names) identity(f *fields, dispatch, session *string, seq *uint64) (tak
 func (n *names) readFrame(number protowire.Number, body []byte, whole int) (Frame, error) {
 	var f Frame
 	var err error
-	ok := false
+	var ok bool
 	switch number {
 	case acceptedNumber:
 		m := &acceptedParts{}
@@ -318,7 +318,7 @@ func readUpdate(body []byte, u *runbusv1.RunFetchUpdate, at *timestamppb.Timesta
 		case f.is(5, protowire.VarintType):
 			u.Done = protowire.DecodeBool(f.varint)
 		case f.is(6, protowire.BytesType) && u.At == nil:
-			ok := false
+			var ok bool
 			u.At = at
 			if at.Seconds, at.Nanos, ok = readClock(f.bytes); !ok {
 				return false
@@ -398,7 +398,7 @@ func readResponse(body []byte, r *runbusv1.RunFetchResponse, elapsed *durationpb
 		case f.is(5, protowire.VarintType):
 			r.RunnerPid = int64(f.varint)
 		case f.is(6, protowire.BytesType) && r.Elapsed == nil:
-			ok := false
+			var ok bool
 			r.Elapsed = elapsed
 			if elapsed.Seconds, elapsed.Nanos, ok = readClock(f.bytes); !ok {
 				return false
