@@ -71,6 +71,7 @@ type plane struct {
 	ca     *enrol.CA
 	roster *roster.Roster
 	audit  *audit.Log
+	store  *jetstream.Store
 	enrol  *enrol.Enroller
 	stop   func()
 }
@@ -90,6 +91,7 @@ func (p *plane) open(t *testing.T, fresh bool) {
 	nc := p.Conn(t, embedded.UserSec)
 	store, err := jetstream.Open(ctx, nc, jetstream.Options{Fresh: fresh, ConfirmEvery: 200 * time.Millisecond, Log: p.Log})
 	must(t, err)
+	p.store = store
 	p.audit, err = audit.New(ctx, store, "test", p.Log)
 	must(t, err)
 	ended := make(chan struct{})
