@@ -11,8 +11,12 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// seenMost bounds the memory of dispatch ids; an assignment is accepted for seconds only, so older ids can't come back.
-const seenMost = 16384
+// seenLeast is how many dispatch ids are remembered at least. An assignment is accepted for seconds only: ids beyond are forgotten once
+// theirs could not be accepted any more if it came again, or when there are seenMost.
+const (
+	seenLeast = 16 << 10
+	seenMost  = 256 << 10
+)
 
 // mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, or the number
 // of slots if that is more; each has a window of chunks at most: callers that take nothing must not fill this process's memory.
@@ -30,6 +34,12 @@ const (
 	answered                 // it runs, or ran, or was refused: its result tells
 )
 
+// seen is an id, and the uptime from which its assignment could not be accepted any more.
+type seen struct {
+	id    string
+	until time.Duration
+}
+
 // works is the runner's table of what it runs: it is the one place that decides whether a work gets a slot (SPEC D6), and
 // it never runs one id twice (SPEC D12).
 type works struct {
@@ -45,8 +55,8 @@ type works struct {
 	undelivered int              // of jobs: ended, with a result that is not acknowledged yet
 	orphaned    int              // likewise, and their replica is silent
 	fates       map[string]fate  // of every id ever assigned or cancelled
-	ids         []string         // of fates; when there are seenMost, oldest is the place of the oldest
-	oldest      int
+	seen        []seen           // the ids of fates, in order
+	forgotten   int              // of seen, from the first: not in fates any more
 	isDrain     bool
 	isClosed    bool          // nothing is taken, nor refused
 	idleCh      chan struct{} // closed when draining and nothing runs or waits
@@ -104,11 +114,11 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 		a.log.Info("an assignment that is known already was dropped", "dispatch", id)
 		return
 	case late:
-		w.remember(id, neverRun)
+		w.remember(id, neverRun, 0)
 		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
 		return
 	}
-	w.remember(id, answered)
+	w.remember(id, answered, began.Sub(processStart)+m.GetAcceptBy().AsTime().Sub(now))
 	job := newWork(a, m, from, began)
 	w.jobs[id] = job
 	w.open.Add(1)
@@ -208,7 +218,7 @@ func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 	case answered:
 		return runbusv1.CancelState_CANCEL_STATE_ENDED
 	case 0:
-		w.remember(id, neverRun)
+		w.remember(id, neverRun, 0)
 	}
 	return runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
 }
@@ -232,16 +242,23 @@ func (w *works) close(reason *schemas.Error) {
 	w.cancelAll(reason)
 }
 
-// remember notes what became of an id; mu is held.
-func (w *works) remember(id string, f fate) {
-	w.fates[id] = f
-	if len(w.ids) < seenMost {
-		w.ids = append(w.ids, id)
-		return
+// remember notes what became of an id; mu is held. until is that of seen.
+func (w *works) remember(id string, f fate, until time.Duration) {
+	for n := len(w.fates); n >= seenLeast; n-- {
+		oldest := &w.seen[w.forgotten]
+		if n < seenMost && oldest.until > uptime() {
+			break
+		}
+		delete(w.fates, oldest.id)
+		*oldest = seen{}
+		w.forgotten++
 	}
-	delete(w.fates, w.ids[w.oldest])
-	w.ids[w.oldest] = id
-	w.oldest = (w.oldest + 1) % seenMost
+	if w.forgotten >= seenLeast {
+		w.seen = append(w.seen[:0], w.seen[w.forgotten:]...)
+		w.forgotten = 0
+	}
+	w.fates[id] = f
+	w.seen = append(w.seen, seen{id, until})
 }
 
 // ended frees the slot of a work, which has its result and keeps it for so long at most. It reports whether nobody seems to wait for

@@ -3,6 +3,7 @@ package runner
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -367,17 +368,28 @@ func TestCredentialsThatDoNotComeFreeTheSlot(t *testing.T) {
 	p.assign(nil).completes()
 }
 
-// The table forgets the oldest ids first, and is bounded.
+// The table forgets the oldest ids first, but none that could be accepted if it came again, and is bounded all the same.
 func TestFatesAreBounded(t *testing.T) {
 	w := newWorks(&Agent{})
-	for i := range seenMost + 10 {
-		if state := w.cancel(string(rune('a'+i%26))+time.Duration(i).String(), nil); state != runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
+	id := func(i int) string { return "d" + strconv.Itoa(i) }
+	check := func(n, oldest int) {
+		t.Helper()
+		if len(w.fates) != n || len(w.seen)-w.forgotten != n || w.fates[id(oldest)] == 0 || w.fates[id(oldest-1)] != 0 {
+			t.Fatalf("%d ids, %d in order", len(w.fates), len(w.seen)-w.forgotten)
+		}
+	}
+	for i := range 3 * seenLeast {
+		if state := w.cancel(id(i), nil); state != runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
 			t.Fatal(state)
 		}
 	}
-	if len(w.fates) != seenMost || len(w.ids) != seenMost {
-		t.Errorf("%d ids, %d in order", len(w.fates), len(w.ids))
+	check(seenLeast, 2*seenLeast)
+	for i := range seenMost {
+		w.remember(id(3*seenLeast+i), answered, uptime()+time.Hour)
 	}
+	check(seenMost, 3*seenLeast)
+	w.remember(id(3*seenLeast+seenMost), answered, uptime()+time.Hour)
+	check(seenMost, 3*seenLeast+1)
 }
 
 // What is no message of the contract, or no order, is dropped, and the runner goes on.
