@@ -42,7 +42,7 @@ func app() *cli.App {
 		Description: `A runner that dials out: set RUNNER_ENROLL_ADDR to the control plane's host:port and RUNNER_ENROLL_TOKEN to a
 service-account token (a key that an ORG_ADMIN mints with "runink key create NAME"), then start "core-runner serve".
 
-A runner that is dialled: "runink runner create NAME --address HOST:PORT" prints the command to start it with.`,
+A runner that is dialled: "runink runner create --address HOST:PORT NAME" prints the command to start it with.`,
 		HideHelpCommand: true,
 		Version:         runner.BuildVersion(),
 		ExitErrHandler:  func(*cli.Context, error) {}, // main prints once and chooses the status

@@ -199,68 +199,6 @@ func keyCommand() *cli.Command {
 	)
 }
 
-func runnerCommand() *cli.Command {
-	type runner struct {
-		ID    string `json:"id"`
-		Name  string `json:"name"`
-		State string `json:"state"`
-		Link  string `json:"link"`
-		Claim struct {
-			Version string `json:"version"`
-		} `json:"claims"`
-		Health struct {
-			Connected    bool       `json:"connected"`
-			Dispatchable bool       `json:"dispatchable"`
-			Detail       string     `json:"detail"`
-			LastSeen     *time.Time `json:"lastSeen"`
-			InFlight     int        `json:"inFlight"`
-			Limit        int        `json:"limit"`
-			Signals      struct {
-				Connection string `json:"connection"`
-				Heartbeat  string `json:"heartbeat"`
-				Responders string `json:"responders"`
-			} `json:"signals"`
-		} `json:"health"`
-	}
-	return group("runner", "runners of the tenant",
-		remote("list", "list the runners; name and version are their own statements", "", nil, func(c *cli.Context) error {
-			var raw []json.RawMessage
-			if err := get(c, chosen, "/api/runners", &raw); err != nil {
-				return err
-			}
-			if c.Bool("json") {
-				return printJSON(c.App.Writer, raw)
-			}
-			rows := make([]runner, len(raw))
-			for i, b := range raw {
-				if err := json.Unmarshal(b, &rows[i]); err != nil {
-					return fmt.Errorf("read the list: %w", err)
-				}
-			}
-			return show(c, rows, []string{"ID", "NAME", "STATE", "LINK", "TAKES WORK", "WORKS", "LINK/HEARTBEAT/RESPONDERS", "LAST SEEN", "VERSION"}, func(r runner) []any {
-				takes := "yes"
-				if !r.Health.Dispatchable {
-					takes = "no: " + r.Health.Detail
-				}
-				return []any{
-					r.ID, r.Name, r.State, r.Link, takes, fmt.Sprintf("%d/%d", r.Health.InFlight, r.Health.Limit),
-					r.Health.Signals.Connection + "/" + r.Health.Signals.Heartbeat + "/" + r.Health.Signals.Responders, ago(r.Health.LastSeen, time.Now()), r.Claim.Version,
-				}
-			})
-		}),
-		remote("release", "free a runner id for another service-account key (ORG_ADMIN)", "ID", nil, func(c *cli.Context) error {
-			id, err := oneArg(c, "ID")
-			if err != nil {
-				return err
-			}
-			if err := do(c, http.MethodPost, "/api/runners/"+url.PathEscape(id)+"/release", nil, nil); err != nil {
-				return err
-			}
-			return say(c, map[string]string{"released": id}, "the id %s is free: the next key that says hello with it holds it", id)
-		}),
-	)
-}
-
 func auditCommand() *cli.Command {
 	type event struct {
 		At      time.Time         `json:"at"`

@@ -17,7 +17,7 @@ func damaged(file, why string) *schemas.Error {
 
 func errNoTicket() *schemas.Error {
 	return schemas.Errorf(schemas.CodeInvalid, "this runner is not enrolled and has no ticket").
-		WithHint("create the runner with `runink runner create NAME --address HOST:PORT` and paste the command that it prints, or set CORE_RUNNER_TICKET or CORE_RUNNER_TICKET_FILE")
+		WithHint("create the runner with `runink runner create --address HOST:PORT NAME` and paste the command that it prints, or set CORE_RUNNER_TICKET or CORE_RUNNER_TICKET_FILE")
 }
 
 func errEnrolledAlready(t schemas.Ticket) *schemas.Error {

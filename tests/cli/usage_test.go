@@ -39,6 +39,15 @@ func TestMistakes(t *testing.T) {
 		{"runner list", map[string]string{"RUNINK_URL": "https://127.0.0.1:1", "RUNINK_TOKEN": session, "RUNINK_CA": "/none"}, 2, "CA file"},
 		{"user create bob", nil, 2, "--role"},
 		{"user create --role boss bob", nil, 2, "READER, WRITER or ORG_ADMIN"},
+		{"runner create", nil, 2, "takes one argument, NAME, and got 0"},
+		{"runner create warehouse", nil, 2, "--address is missing"},
+		{"runner create --address h:1 --label x warehouse", nil, 2, "KEY=VALUE"},
+		{"runner create --address h:1 --label a=1 --label a=2 warehouse", nil, 2, "given twice"},
+		{"runner create --address h:1 --wait --timeout 0s warehouse", nil, 2, "above zero"},
+		{"runner edit warehouse", nil, 2, "nothing to change"},
+		{"runner edit --no-labels --label a=b warehouse", nil, 2, "exclude each other"},
+		{"runner token revoke", nil, 2, "TOKEN-ID"},
+		{"runner token", nil, 2, "takes one argument, RUNNER"},
 		{"audit list --limit 0", nil, 2, "1 to 1000"},
 		{"audit list --limit x", nil, 2, "limit"},
 		{"fetch run", nil, 2, "--source"},
@@ -157,7 +166,7 @@ func TestRunnersMistakes(t *testing.T) {
 		args []string
 		text string
 	}{
-		"no address":             {bin.CoreRunner, nil, []string{"serve"}, "RUNNER_ENROLL_ADDR"},
+		"no address, no ticket":  {bin.CoreRunner, nil, []string{"serve", "--state-dir", filepath.Join(t.TempDir(), "state")}, "not enrolled and has no ticket"},
 		"no token (E3)":          {bin.CoreRunner, addr, []string{"serve"}, schemas.ErrTokenMissing().Error()},
 		"bad id":                 {bin.CoreRunner, with("RUNNER_ID", "a b"), []string{"serve"}, "RUNNER_ID"},
 		"token as an argument":   {bin.CoreRunner, addr, []string{"serve", token}, "a token on the command line is refused"},
