@@ -1,7 +1,9 @@
 // Command bulk measures how fast one large result comes, and what memory that takes: from a connector in the runner's memory,
-// over TLS 1.3 to the control plane, and by HTTP on loopback to a caller who reads its record batches. In one run, in turns:
+// over TLS 1.3 to the control plane, to a caller who reads its record batches. In one run, in turns:
 //
-//   - product: control plane with embedded server, runner, caller: three processes;
+//   - inside: control plane with embedded server, and runner; the caller is in the control plane's process and takes the result from the
+//     dispatcher, as the API does: two processes;
+//   - product: the caller is a third process, and is answered by HTTP on loopback;
 //   - flight: Arrow Flight (arrow-go, gRPC over TLS 1.3), DoGet of the same batches, uncompressed: two processes;
 //   - bare: as many bytes over one TLS 1.3 connection: two processes.
 //
@@ -18,7 +20,7 @@ import (
 )
 
 var roles = map[string]func() error{
-	plane.Role: plane.Serve, runnerRole: serveRunner, peersRole: servePeers, callerRole: serveCaller,
+	plane.Role: servePlane, runnerRole: serveRunner, peersRole: servePeers, callerRole: serveCaller,
 }
 
 func main() {

@@ -23,7 +23,7 @@ import (
 
 // roles are what this program does when it is started again as a child.
 var roles = map[string]func() error{
-	plane.Role: plane.Serve, runnersRole: serveRunners, floorServerRole: serveFloorServer, floorClientsRole: serveFloorClients,
+	plane.Role: func() error { return plane.Serve(nil) }, runnersRole: serveRunners, floorServerRole: serveFloorServer, floorClientsRole: serveFloorClients,
 }
 
 func main() {

@@ -22,8 +22,9 @@ import (
 // Role is the child's.
 const Role = "plane"
 
-// Serve is the child: it runs a control plane as the environment says (RUNBUS_…) until its input ends.
-func Serve() error {
+// Serve is the child: it runs a control plane as the environment says (RUNBUS_…) until its input ends, and obeys what commands, if not
+// nil, gives for it.
+func Serve(commands func(*cp.ControlPlane) map[string]proc.Command) error {
 	floor := make([]byte, 32<<20) // as the product's programs do (cmd/internal/process): the collector rests
 	defer runtime.KeepAlive(floor)
 	cfg, err := cp.ConfigFromEnv(os.Getenv)
@@ -39,7 +40,11 @@ func Serve() error {
 	if err != nil {
 		return err
 	}
-	err = proc.Serve(c.Endpoints(), nil)
+	var own map[string]proc.Command
+	if commands != nil {
+		own = commands(c)
+	}
+	err = proc.Serve(c.Endpoints(), own)
 	c.Stop()
 	return err
 }
