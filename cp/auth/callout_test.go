@@ -291,18 +291,31 @@ func TestTheJailIsNarrow(t *testing.T) {
 }
 
 func TestARunnerReachesItsOwnSubjectsOnly(t *testing.T) {
-	e := newEnv(t)
-	e.serve(t)
-	admin, _ := e.tenant(t, "acme")
-	key, secret := e.key(t, admin, "edge")
-	ref := schemas.RunnerRef{Tenant: "acme", Runner: "a.b"}
+	t.Run("outbound", func(t *testing.T) {
+		e := newEnv(t)
+		e.serve(t)
+		admin, _ := e.tenant(t, "acme")
+		key, secret := e.key(t, admin, "edge")
+		reachesItsOwnOnly(t, e, schemas.RunnerRef{Tenant: "acme", Runner: "a.b"}, "runbus.v1.acme.runner.a=2Eb.", func(ref schemas.RunnerRef, o nats.Option) (*nats.Conn, error) {
+			return e.runner(t, ref, proof(key, secret), o)
+		})
+	})
+	t.Run("dialled", func(t *testing.T) {
+		e := newEnv(t)
+		e.serve(t)
+		ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+		reachesItsOwnOnly(t, e, ref, "runbus.v1.acme.runner."+ref.Runner+".", func(ref schemas.RunnerRef, o nats.Option) (*nats.Conn, error) {
+			return e.linked(t, ref, e.links.token(t, e.ID(), ref, "leaf-1"), o)
+		})
+	})
+}
+
+func reachesItsOwnOnly(t *testing.T, e *env, ref schemas.RunnerRef, own string, connect func(schemas.RunnerRef, nats.Option) (*nats.Conn, error)) {
 	violations := make(chan error, 16)
-	nc, err := e.runner(t, ref, proof(key, secret),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { violations <- err }))
+	nc, err := connect(ref, nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { violations <- err }))
 	must(t, err)
-	own := "runbus.v1.acme.runner.a=2Eb."
 	for _, subject := range []string{
-		"runbus.v1.rival.runner.a=2Eb.hello", "runbus.v1.acme.runner.other.hello", "runbus.v1.acme.runner.a.b.hello",
+		strings.Replace(own, "acme", "rival", 1) + "hello", "runbus.v1.acme.runner.other.hello", "runbus.v1.acme.runner.a.b.hello",
 		own + "work.s", own + "control.s", own + "inbox.x", "$JS.API.INFO", "$KV.runbus_identities.x", "$SYS.REQ.SERVER.PING",
 		"$SYS.REQ.USER.AUTH", "$SYS._INBOX.x", "$SRV.PING", "_INBOX.x",
 	} {
@@ -312,7 +325,7 @@ func TestARunnerReachesItsOwnSubjectsOnly(t *testing.T) {
 		}
 	}
 	for _, subject := range []string{
-		">", "runbus.v1.>", "runbus.v1.acme.runner.*.work.*", "runbus.v1.rival.runner.a=2Eb.work.*", own + ">", own + "hello",
+		">", "runbus.v1.>", "runbus.v1.acme.runner.*.work.*", strings.Replace(own, "acme", "rival", 1) + "work.*", own + ">", own + "hello",
 		own + "result.>", "$SYS.>", "_INBOX.>", "$JS.>",
 	} {
 		sub, err := nc.QueueSubscribeSync(subject, "q")

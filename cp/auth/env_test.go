@@ -50,6 +50,7 @@ type env struct {
 	// bound is what the registry would say: runner → public key.
 	mu    sync.Mutex
 	bound map[schemas.RunnerRef]string
+	links dialledRunners
 }
 
 func newEnv(t *testing.T) *env {
@@ -96,7 +97,7 @@ func (e *env) serve(t *testing.T) {
 		Conn: e.Conn(t, embedded.UserAuth), Sys: e.Conn(t, embedded.UserSys), Jail: bus.NewConn(e.Conn(t, embedded.UserJail)),
 		Issuer: e.Keys.Issuer(), XKey: e.Keys.XKey(), OpsPublic: e.Keys.OpsPublic(), OpsSysPublic: e.Keys.OpsSysPublic(),
 		Ops: Subjects{Publish: ops, Subscribe: opsSub}, OpsSys: Subjects{Publish: sys, Subscribe: sysSub},
-		Bound: e.boundTo, Ready: func() { close(ready) },
+		Bound: e.boundTo, Link: e.links.config(), Ready: func() { close(ready) },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -1,0 +1,216 @@
+package auth
+
+import (
+	"context"
+	"errors"
+	"net"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+
+	buslink "github.com/org-runink/runbus/bus/link"
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// dialledRunners is what cp/enrol and cp/roster would say of dialled runners.
+type dialledRunners struct {
+	mu     sync.Mutex
+	tokens map[string]LinkIdentity // one-time
+	server map[string]string       // of each token
+	ended  map[string]bool         // leaves
+	broken bool                    // the registry can't be read
+	tell   []func()
+}
+
+func (d *dialledRunners) config() LinkConfig {
+	return LinkConfig{
+		Token: func(token, serverID string, _ time.Time) (LinkIdentity, error) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			who, ok := d.tokens[token]
+			if !ok || d.server[token] != serverID {
+				return LinkIdentity{}, errors.New("no such token")
+			}
+			delete(d.tokens, token)
+			return who, nil
+		},
+		Leaf: func(_ schemas.RunnerRef, fingerprint string) (time.Time, error) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			switch {
+			case d.broken:
+				return time.Time{}, schemas.Errorf(schemas.CodeUnavailable, "can't be read")
+			case d.ended[fingerprint]:
+				return time.Time{}, schemas.Errorf(schemas.CodeForbidden, "not the one on record")
+			}
+			return time.Now().Add(time.Hour), nil
+		},
+		OnEnded: func(fn func()) {
+			d.mu.Lock()
+			defer d.mu.Unlock()
+			d.tell = append(d.tell, fn)
+		},
+	}
+}
+
+// token is one for a link to that server.
+func (d *dialledRunners) token(t *testing.T, serverID string, ref schemas.RunnerRef, leaf string) string {
+	t.Helper()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	token := LinkTokenPrefix + schemas.NewID()
+	if d.tokens == nil {
+		d.tokens, d.server, d.ended = map[string]LinkIdentity{}, map[string]string{}, map[string]bool{}
+	}
+	d.tokens[token], d.server[token] = LinkIdentity{Ref: ref, Fingerprint: leaf}, serverID
+	return token
+}
+
+func (d *dialledRunners) end(leaf string) {
+	d.mu.Lock()
+	d.ended[leaf] = true
+	tell := d.tell
+	d.mu.Unlock()
+	for _, fn := range tell {
+		fn()
+	}
+}
+
+// spliced is the dialer of a client whose link was dialled and spliced.
+type spliced struct {
+	t *testing.T
+	e *env
+}
+
+func (s spliced) SkipTLSHandshake() bool { return true }
+
+func (s spliced) Dial(string, string) (net.Conn, error) {
+	l, err := new(net.ListenConfig).Listen(s.t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, err
+	}
+	defer l.Close()
+	near, err := net.Dial("tcp", l.Addr().String())
+	if err != nil {
+		return nil, err
+	}
+	far, err := l.Accept()
+	if err != nil {
+		return nil, err
+	}
+	server, err := s.e.Dial()
+	if err != nil {
+		return nil, err
+	}
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		_ = buslink.Splice(context.Background(), far, server)
+	}()
+	s.t.Cleanup(func() { _ = near.Close(); <-ended })
+	return near, nil
+}
+
+// linked connects as a dialled runner does.
+func (e *env) linked(t *testing.T, ref schemas.RunnerRef, token string, o ...nats.Option) (*nats.Conn, error) {
+	t.Helper()
+	nc, err := nats.Connect("nats://link.invalid:4222", append([]nats.Option{
+		nats.SetCustomDialer(spliced{t, e}), nats.SkipHostLookup(), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
+		nats.Name(schemas.ConnectName(ref.Runner, schemas.NewID())), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)),
+		nats.UserInfoHandler(func() (string, string) { return LinkUser(ref), token }),
+		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
+	}, o...)...)
+	if err == nil {
+		t.Cleanup(nc.Close)
+	}
+	return nc, err
+}
+
+// A dialled runner is let in by the token of its link, once, as itself, and lands where an outbound one does.
+func TestALinkTokenLetsItsRunnerIn(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	token := e.links.token(t, e.ID(), ref, "leaf-1")
+	nc, err := e.linked(t, ref, token)
+	must(t, err)
+	account, c := e.place(t, nc)
+	if account != "RUN" || c.User != ref.String() {
+		t.Errorf("the runner is in %s as %q", account, c.User)
+	}
+	tags := map[string]bool{}
+	for _, tag := range c.Tags {
+		tags[tag] = true
+	}
+	if !tags["leaf:leaf-1"] || len(tags) != 2 {
+		t.Errorf("tagged %v", c.Tags)
+	}
+	other := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	rival := schemas.RunnerRef{Tenant: "rival", Runner: ref.Runner}
+	outbound := schemas.RunnerRef{Tenant: "acme", Runner: "edge"}
+	e.links.ended["replaced"] = true
+	for name, try := range map[string]struct {
+		ref   schemas.RunnerRef
+		token string
+	}{
+		"a token that was used":        {ref, token},
+		"no such token":                {ref, LinkTokenPrefix + "x"},
+		"a token of another server":    {ref, e.links.token(t, "OTHER", ref, "leaf-1")},
+		"another runner's token":       {other, e.links.token(t, e.ID(), ref, "leaf-1")},
+		"another tenant's token":       {rival, e.links.token(t, e.ID(), ref, "leaf-1")},
+		"an outbound runner's id":      {outbound, e.links.token(t, e.ID(), outbound, "leaf-1")},
+		"a token of a leaf that ended": {ref, e.links.token(t, e.ID(), ref, "replaced")},
+	} {
+		if _, err := e.linked(t, try.ref, try.token); !errors.Is(err, nats.ErrAuthorization) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	e.links.broken = true
+	if _, err := e.linked(t, ref, e.links.token(t, e.ID(), ref, "leaf-1")); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("while the registry can't be read: %v", err)
+	}
+	if err := nc.Flush(); err != nil {
+		t.Errorf("the link in use: %v", err)
+	}
+}
+
+// An id belongs to one kind: a key that takes the id of a dialled runner is told why not.
+func TestAKeyCannotTakeADialledID(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	admin, _ := e.tenant(t, "acme")
+	key, secret := e.key(t, admin, "edge")
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	nc, err := e.runner(t, ref, proof(key, secret))
+	must(t, err)
+	if account, _ := e.place(t, nc); account != "JAIL" {
+		t.Errorf("it landed in %s", account)
+	}
+	why := ask(t, nc, ref, &runbusv1.RunnerHello{RunnerId: ref.Runner}, secret)
+	if why.GetMessage() != schemas.ErrDialledID(ref.Runner).Message {
+		t.Errorf("told %q", why.GetMessage())
+	}
+}
+
+// The connections of a leaf that has ended are cut, by whatever replica hears of it, and by no other leaf's end.
+func TestTheEndOfALeafCutsItsConnection(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	connect := func(leaf string) (*nats.Conn, <-chan struct{}) {
+		ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+		o, end := ends()
+		nc, err := e.linked(t, ref, e.links.token(t, e.ID(), ref, leaf), o)
+		must(t, err)
+		return nc, end
+	}
+	_, end := connect("leaf-1")
+	bystander, _ := connect("leaf-2")
+	e.links.end("leaf-1")
+	wait(t, "the end of the connection", end)
+	if err := bystander.Flush(); err != nil {
+		t.Errorf("the connection of another leaf: %v", err)
+	}
+}
