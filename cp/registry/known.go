@@ -23,7 +23,7 @@ func (r *Registry) bind(ctx context.Context, ref schemas.RunnerRef, key auth.Key
 	for try := range casTries {
 		now := r.d.Now()
 		var row jetstream.Row[Known]
-		err := error(jetstream.ErrNotFound)
+		err := jetstream.ErrNotFound
 		if _, seen := r.knownView.Get(at); seen || try > 0 {
 			row, err = r.known.Get(ctx, at)
 		}
