@@ -23,7 +23,8 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, Audit: c.audit, LeafLife: c.cfg.LeafLife, Log: log})
 	c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
 		Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
-		Replica: c.replica, ServerID: c.server.ID(), Server: c.server.Dial, Exchange: enroller.Exchange, Order: c.order, Log: log,
+		Replica: c.replica, ServerID: c.server.ID(), Server: c.server.Dial, Exchange: enroller.Exchange, Order: c.order,
+		Handover: c.registry.Handover, Log: log,
 	})
 	if err != nil {
 		return err

@@ -45,6 +45,7 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if err != nil {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
 	}
+	d.d.Registry.AwaitHandover(ctx, ref.Tenant, ref.Runner)
 	subject := run.runner.Work
 	credentials := &runbusv1.RunnerWorkCredentials{DispatchId: run.id, Session: run.runner.Session, Sealed: sealed}
 	if err := d.d.Bus.PublishTraced(run.trace, subject, "", credentials); err != nil {

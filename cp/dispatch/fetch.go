@@ -43,6 +43,7 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 // through takes a run through its steps and returns how it ended.
 func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
 	// Select. A refusal reads no credential and reaches nobody.
+	d.d.Registry.AwaitHandover(ctx, run.caller.Tenant, run.named)
 	var few [2]registry.Candidate
 	runners, err := d.d.Registry.Named(few[:0], run.caller.Tenant, run.named)
 	if err != nil {

@@ -37,8 +37,10 @@ type DiallerDeps struct {
 	Exchange func(ctx context.Context, conn *tls.Conn, config *tls.Config, r roster.Runner) error
 	// Order sends an order to the session that a runner has and waits for the reply.
 	Order func(ctx context.Context, ref schemas.RunnerRef, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error)
-	Log   *slog.Logger     // nil: slog.Default()
-	Now   func() time.Time // nil: time.Now
+	// Handover says that the link of a runner is about to be replaced, so that work waits for the new one. May be nil.
+	Handover func(ref schemas.RunnerRef, within time.Duration)
+	Log      *slog.Logger     // nil: slog.Default()
+	Now      func() time.Time // nil: time.Now
 	// DialWithin bounds connection and handshake, each. Zero means 5 s.
 	DialWithin time.Duration
 	// FirstRetry and SlowestRetry pace attempts that fail. Zero means 1 s and 30 s (SPEC C7).

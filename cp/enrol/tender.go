@@ -25,6 +25,10 @@ const (
 	answerWithin = 5 * time.Second
 	// giveUpWithin is how long a link that was replaced may last on: the runner ends it as soon as it has the new one.
 	giveUpWithin = 10 * time.Second
+	// handOverWithin is how long work waits for the link that takes the place of another, and acceptedBy how long before that work that
+	// was sent has to be accepted over the old one.
+	handOverWithin = 3 * time.Second
+	acceptedBy     = 100 * time.Millisecond
 	// farewellWithin bounds the goodbye to a revoked runner (SPEC C9).
 	farewellWithin = 2 * time.Second
 	// lookAgain is how often who waits for its turn looks whether it has come.
@@ -281,23 +285,39 @@ func (t *tender) offer(ctx context.Context, conn *tls.Conn, r roster.Runner, fin
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
+	t.handOver(ctx, r.Ref())
 	if err := link.Offer(conn, time.Now().Add(answerWithin), &runbusv1.LinkPreface{
 		RunnerId: r.ID, Tenant: r.Tenant, ServerId: d.ServerID, Token: token, ServerTime: timestamppb.New(now), Replica: d.Replica,
 	}); err != nil {
 		return explainAnswer(err)
-	}
-	if r.Next != nil && r.Next.Fingerprint == fingerprint {
-		if _, err := d.Roster.Promote(ctx, r.ID, fingerprint); err != nil {
-			return err
-		}
-		t.log.Info("the renewed certificate is in use: the one before is refused from now on", "fingerprint", fingerprint)
 	}
 	server, err := d.Server()
 	if err != nil {
 		return err
 	}
 	t.adopt(ctx, conn, server, &spliced{conn: conn, address: r.Address, fingerprint: fingerprint, since: now}, r.Ref())
+	if r.Next != nil && r.Next.Fingerprint == fingerprint { // after the splice: the runner waits for its server
+		if _, err := d.Roster.Promote(ctx, r.ID, fingerprint); err != nil {
+			t.log.Warn("the renewed certificate was not promoted; trying again", "error", err)
+			return nil // it is valid as the next one, and the renewal that is still due has it promoted
+		}
+		t.log.Info("the renewed certificate is in use: the one before is refused from now on", "fingerprint", fingerprint)
+	}
 	return nil
+}
+
+// handOver holds work back while a second link takes the place of the first, and lets what is under way be accepted on the first.
+func (t *tender) handOver(ctx context.Context, ref schemas.RunnerRef) {
+	if t.link == nil || t.d.d.Handover == nil {
+		return
+	}
+	t.d.d.Handover(ref, handOverWithin)
+	timer := time.NewTimer(acceptedBy)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-ctx.Done():
+	}
 }
 
 // explainAnswer says what an unanswered preface means.

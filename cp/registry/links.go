@@ -104,6 +104,7 @@ func (r *Registry) linkUp(e linkEvent) {
 	}
 	l := link{key: linkKey{e.Server.ID, e.Client.ID}, at: r.d.Now(), start: e.Client.Start}
 	r.update(ref, func(rn *runner) { rn.links[nonce] = l })
+	r.handovers.linked(ref, l.key)
 }
 
 // linkDown ignores the end of a link that isn't the process's current one: after a silent cut the new link comes seconds

@@ -97,6 +97,8 @@ type Registry struct {
 	rescan  chan struct{} // asks Run for a link scan
 	notes   notes         // of known runners, not written yet
 
+	handovers handovers
+
 	mu       sync.Mutex // never held while calling out
 	closed   bool
 	waiting  int // messages being served or waiting to be
