@@ -189,12 +189,16 @@ func (s *Senders) push(one *Sender) {
 	s.drain(rounds)
 }
 
-// enough is how many in a queue are not kept waiting for others.
-const enough = 64
+// Who is about to write gives way mostYields times at most, and not when there is enough in the queue.
+const (
+	mostYields = 4
+	enough     = 64
+)
 
 // yield lets other goroutines run that are ready to, as long as that makes the queue longer.
 func yield[T any](mu *sync.Mutex, queue *[]T) {
-	for before := 0; ; {
+	before := 0
+	for range mostYields {
 		runtime.Gosched()
 		mu.Lock()
 		n := len(*queue)
