@@ -9,10 +9,10 @@ import (
 )
 
 const (
-	// gateSlots is how many TLS handshakes are under way at once, and slotMost how long one counts: a client that is slow, or
-	// means to be, holds nobody up for longer.
+	// gateSlots is how many TLS handshakes are under way at once, and slotMost how long one counts: what it costs is spent by then, and
+	// clients that are slow, or mean to be, hold nobody up for longer.
 	gateSlots = 256
-	slotMost  = time.Second
+	slotMost  = 250 * time.Millisecond
 	// gateWait is how long a handshake waits for its turn: less than the server's patience (tls.timeout).
 	gateWait = 3500 * time.Millisecond
 	// fullEvery is how often it is asked whether there is room again.

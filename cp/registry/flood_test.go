@@ -56,3 +56,30 @@ func TestFloodIsItsOwn(t *testing.T) {
 		})
 	}
 }
+
+// TestFewRunnersKeepNobodyOut: new connections wait when many runners have something waiting, not when some send much.
+func TestFewRunnersKeepNobodyOut(t *testing.T) {
+	r := &Registry{waitOf: map[schemas.RunnerRef]int{}}
+	ref := func(i int) schemas.RunnerRef { return schemas.RunnerRef{Tenant: "acme", Runner: fmt.Sprintf("edge-%d", i)} }
+	for i := range busyRunners - 1 {
+		for range waitRunner {
+			if why := r.admit(ref(i), 1); why != "" {
+				t.Fatalf("dropped: %s", why)
+			}
+		}
+	}
+	if r.Busy() {
+		t.Errorf("%d runners with %d messages each", busyRunners-1, waitRunner)
+	}
+	if why := r.admit(ref(busyRunners), 1); why != "" || !r.Busy() {
+		t.Errorf("not busy with %d runners", busyRunners)
+	}
+	for i := range busyRunners - 1 {
+		for range waitRunner {
+			r.dismiss(ref(i), 1)
+		}
+	}
+	if r.Busy() {
+		t.Error("busy with one runner")
+	}
+}

@@ -51,9 +51,10 @@ const (
 	// neither keep others' heartbeats out nor fill the memory.
 	waitRunner = 8
 	waitBytes  = 64 << 20
-	// busyHellos is how many may wait until new connections had better wait too, and helloPatience how long one waits at most: its
+	// busyRunners is how many runners may have something waiting until new connections had better wait too: how much it is of each does
+	// not count, so that few can't keep others out. helloPatience is how long a hello waits at most: its
 	// runner gives up after 5 s, and what is done for it then keeps others out.
-	busyHellos    = 256
+	busyRunners   = 256
 	helloPatience = 4 * time.Second
 	// startTimeout bounds New.
 	startTimeout = time.Minute
@@ -273,11 +274,11 @@ func (r *Registry) serve(msg *nats.Msg, do func(context.Context, *nats.Msg, sche
 	}()
 }
 
-// Busy reports whether so many messages of runners wait that new runners had better wait before they connect. It answers at once.
+// Busy reports whether messages of so many runners wait that new runners had better wait before they connect. It answers at once.
 func (r *Registry) Busy() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.waiting >= busyHellos
+	return len(r.waitOf) >= busyRunners
 }
 
 // admit counts a message of size bytes in, or returns why it is dropped.
