@@ -60,7 +60,9 @@ func TestFloodIsItsOwn(t *testing.T) {
 // TestFewRunnersKeepNobodyOut: new connections wait when many runners have something waiting, not when some send much.
 func TestFewRunnersKeepNobodyOut(t *testing.T) {
 	r := &Registry{waitOf: map[schemas.RunnerRef]int{}}
-	ref := func(i int) schemas.RunnerRef { return schemas.RunnerRef{Tenant: "acme", Runner: fmt.Sprintf("edge-%d", i)} }
+	ref := func(i int) schemas.RunnerRef {
+		return schemas.RunnerRef{Tenant: "acme", Runner: fmt.Sprintf("edge-%d", i)}
+	}
 	for i := range busyRunners - 1 {
 		for range waitRunner {
 			if why := r.admit(ref(i), 1); why != "" {
