@@ -30,9 +30,12 @@ func (s *Store) AppendAudit(ctx context.Context, body []byte, expectedLast uint6
 	return seq, nil
 }
 
+// auditReadTimeout bounds the read of one message, of up to 512 KiB, from a leader that may be busy.
+const auditReadTimeout = 4 * askTimeout
+
 // ReadAuditAt reads the message at sequence seq from the leader; ErrNotFound if there is none.
 func (s *Store) ReadAuditAt(ctx context.Context, seq uint64) ([]byte, error) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
+	ask, cancel := context.WithTimeout(ctx, auditReadTimeout)
 	defer cancel()
 	m, err := s.stream(auditStream).GetMsg(ask, seq)
 	if err != nil {

@@ -2,6 +2,8 @@ package audit
 
 import (
 	"bytes"
+	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"testing"
@@ -147,4 +149,42 @@ func TestCounter(t *testing.T) {
 		}
 		seen[id] = true
 	}
+}
+
+// Who notes faster than can be written is held back, and let go when there is room, when nothing can be written, and by its
+// context.
+func TestHold(t *testing.T) {
+	b := bustest.Start(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	fill := func() *Log {
+		l := newLog(t, b, s, "one")
+		l.Hold(t.Context()) // there is room
+		for range crowdedAt {
+			l.Jot(&Brief{Actor: "x", Action: "y"})
+		}
+		return l
+	}
+	for name, free := range map[string]func(*Log){
+		"written": func(l *Log) { run(t, l)() },
+		"failing": func(l *Log) { l.setFailing(errors.New("no disk")) },
+	} {
+		l := fill()
+		held := make(chan struct{})
+		go func() {
+			l.Hold(context.Background())
+			close(held)
+		}()
+		if !l.crowded.Load() {
+			t.Errorf("%s: nobody would be held back", name)
+		}
+		free(l)
+		<-held
+		if l.crowded.Load() {
+			t.Errorf("%s: it is still crowded", name)
+		}
+	}
+	l := fill()
+	gone, cancel := context.WithCancel(t.Context())
+	cancel()
+	l.Hold(gone)
 }

@@ -10,6 +10,7 @@ import (
 	"log/slog"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/jetstream"
@@ -26,6 +27,11 @@ const (
 	maxNotes     = 16384
 	maxNoteBytes = 16 << 20
 	maxRecords   = 16384
+
+	// Who writes notes at a high rate is held back between these numbers of notes that wait, for at most holdMost.
+	crowdedAt = maxNotes * 3 / 4
+	roomyAt   = maxNotes / 2
+	holdMost  = time.Second
 
 	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
 	noteWait = 50 * time.Millisecond
@@ -46,6 +52,8 @@ type Log struct {
 	log    *slog.Logger
 	wake   chan struct{}
 
+	crowded atomic.Bool // crowd is not nil
+
 	body []byte // the last batch written, for its memory; belongs to Run
 
 	mu        sync.Mutex
@@ -55,7 +63,8 @@ type Log struct {
 	spare     [][]byte // memory of notes that were written
 	notes     int      // of pending
 	noteBytes int
-	noteSince time.Time // the oldest note is about as old
+	noteSince time.Time     // the oldest note is about as old
+	crowd     chan struct{} // closed when there is room again; nil while there is
 	records   int
 	dropped   uint64 // notes, not yet told by an event
 	closed    bool
@@ -142,113 +151,6 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 	}
 }
 
-// Note records e without waiting. An event that can't be encoded, or that comes while 16,384 notes or 16 MiB of them wait,
-// is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
-func (l *Log) Note(e *runbusv1.AuditEvent) {
-	body, err := encodeEvent(e, time.Now())
-	if err != nil {
-		body = nil
-	}
-	l.mu.Lock()
-	full, err := l.note(err, func(b []byte) ([]byte, error) { return append(b, body...), nil })
-	l.mu.Unlock()
-	l.complain(e.GetAction(), full, err)
-}
-
-// Jot is Note for an event as values: it is written once, where it waits.
-func (l *Log) Jot(e *Brief) {
-	at := e.At
-	if at.IsZero() {
-		at = time.Now()
-	}
-	l.mu.Lock()
-	full, err := l.note(nil, func(b []byte) ([]byte, error) {
-		begin := len(b)
-		b = l.ids.append(append(b, `{"id":"`...), at)
-		b, err := appendRest(l.clock.append(append(b, `","at":"`...), at), e)
-		if err == nil {
-			err = checkEvent(e.Actor, e.Action, len(b)-begin)
-		}
-		return b, err
-	})
-	l.mu.Unlock()
-	l.complain(e.Action, full, err)
-}
-
-// note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;
-// full is true for the first of a row for which there is no room. The lock is held.
-func (l *Log) note(err error, add func([]byte) ([]byte, error)) (full bool, _ error) {
-	first := l.dropped == 0
-	full = l.closed || l.notes >= maxNotes || l.noteBytes >= maxNoteBytes
-	if err == nil && !full {
-		err = l.append(add)
-	}
-	if err != nil || full {
-		l.dropped++
-	}
-	if l.notes == 1 || l.notes == batchWorth || l.dropped > 0 {
-		l.signal()
-	}
-	return full && first, err
-}
-
-func (l *Log) complain(action string, full bool, err error) {
-	switch {
-	case err != nil:
-		l.log.Error("an audit event is dropped", "action", clip(action), "error", err)
-	case full:
-		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(action))
-	}
-}
-
-// append has add append a note to those that wait: to the last of them if it fits there, so that a part always fits into one
-// batch. The lock is held.
-func (l *Log) append(add func([]byte) ([]byte, error)) error {
-	last := len(l.pending) - 1
-	if last < 0 || l.pending[last].record != nil || l.pending[last].events == maxBatchEvents {
-		l.pending = append(l.pending, part{notes: l.memory()})
-		last++
-	}
-	p := &l.pending[last]
-	before := len(p.notes)
-	body := p.notes
-	if p.events > 0 {
-		body = append(body, ',')
-	}
-	begin := len(body)
-	body, err := add(body)
-	if err != nil {
-		if p.events == 0 {
-			l.pending = l.pending[:last]
-		}
-		return err
-	}
-	if p.events > 0 && len(body) > maxBatchBytes-batchOverhead-tellOverhead {
-		one := append(l.memory(), body[begin:]...)
-		p.notes = body[:before]
-		l.pending = append(l.pending, part{notes: one, events: 1})
-	} else {
-		p.notes = body
-		p.events++
-	}
-	if l.notes == 0 {
-		l.noteSince = time.Now()
-	}
-	l.notes++
-	l.noteBytes += len(body) - begin
-	return nil
-}
-
-// memory is room for notes. The lock is held.
-func (l *Log) memory() []byte {
-	if n := len(l.spare) - 1; n >= 0 {
-		b := l.spare[n]
-		l.spare = l.spare[:n]
-		return b[:0]
-	}
-	return make([]byte, 0, 4<<10)
-}
-
 func (l *Log) signal() {
 	select {
 	case l.wake <- struct{}{}:
@@ -287,7 +189,9 @@ func (l *Log) await(ctx context.Context) bool {
 	defer timer.Stop()
 	for {
 		l.mu.Lock()
-		l.closed = l.closed || ctx.Err() != nil
+		if l.closed = l.closed || ctx.Err() != nil; l.closed {
+			l.release()
+		}
 		closed, empty := l.closed, len(l.pending) == 0
 		waited := time.Since(l.noteSince)
 		now := l.records > 0 || l.notes >= batchWorth || l.notes > 0 && waited >= noteWait || empty && l.dropped > 0
@@ -345,6 +249,9 @@ func (l *Log) take() []part {
 			l.notes -= p.events
 			l.noteBytes -= len(p.notes) - p.events + 1
 		}
+	}
+	if l.notes <= roomyAt {
+		l.release()
 	}
 	kept := copy(l.pending, l.pending[taken:])
 	clear(l.pending[kept:])
@@ -510,6 +417,7 @@ func (l *Log) setFailing(err error) {
 	defer l.mu.Unlock()
 	if err != nil && l.failing == nil {
 		l.failedAt = time.Now()
+		l.release()
 	}
 	l.failing = err
 }

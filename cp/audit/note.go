@@ -1,0 +1,149 @@
+package audit
+
+import (
+	"context"
+	"time"
+
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// Note records e without waiting. An event that can't be encoded, or that comes while 16,384 notes or 16 MiB of them wait,
+// is dropped and counted, and the count becomes an event (`audit.overflow`) when there is room again.
+func (l *Log) Note(e *runbusv1.AuditEvent) {
+	body, err := encodeEvent(e, time.Now())
+	if err != nil {
+		body = nil
+	}
+	l.mu.Lock()
+	full, err := l.note(err, func(b []byte) ([]byte, error) { return append(b, body...), nil })
+	l.mu.Unlock()
+	l.complain(e.GetAction(), full, err)
+}
+
+// Jot is Note for an event as values: it is written once, where it waits.
+func (l *Log) Jot(e *Brief) {
+	at := e.At
+	if at.IsZero() {
+		at = time.Now()
+	}
+	l.mu.Lock()
+	full, err := l.note(nil, func(b []byte) ([]byte, error) {
+		begin := len(b)
+		b = l.ids.append(append(b, `{"id":"`...), at)
+		b, err := appendRest(l.clock.append(append(b, `","at":"`...), at), e)
+		if err == nil {
+			err = checkEvent(e.Actor, e.Action, len(b)-begin)
+		}
+		return b, err
+	})
+	l.mu.Unlock()
+	l.complain(e.Action, full, err)
+}
+
+// note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;
+// full is true for the first of a row for which there is no room. The lock is held.
+func (l *Log) note(err error, add func([]byte) ([]byte, error)) (full bool, _ error) {
+	first := l.dropped == 0
+	full = l.closed || l.notes >= maxNotes || l.noteBytes >= maxNoteBytes
+	if err == nil && !full {
+		err = l.append(add)
+	}
+	if err != nil || full {
+		l.dropped++
+	}
+	if l.notes == 1 || l.notes == batchWorth || l.dropped > 0 {
+		l.signal()
+	}
+	return full && first, err
+}
+
+func (l *Log) complain(action string, full bool, err error) {
+	switch {
+	case err != nil:
+		l.log.Error("an audit event is dropped", "action", clip(action), "error", err)
+	case full:
+		l.log.Error("audit events are dropped: too many wait, or the log is closed", "action", clip(action))
+	}
+}
+
+// append has add append a note to those that wait: to the last of them if it fits there, so that a part always fits into one
+// batch. The lock is held.
+func (l *Log) append(add func([]byte) ([]byte, error)) error {
+	last := len(l.pending) - 1
+	if last < 0 || l.pending[last].record != nil || l.pending[last].events == maxBatchEvents {
+		l.pending = append(l.pending, part{notes: l.memory()})
+		last++
+	}
+	p := &l.pending[last]
+	before := len(p.notes)
+	body := p.notes
+	if p.events > 0 {
+		body = append(body, ',')
+	}
+	begin := len(body)
+	body, err := add(body)
+	if err != nil {
+		if p.events == 0 {
+			l.pending = l.pending[:last]
+		}
+		return err
+	}
+	if p.events > 0 && len(body) > maxBatchBytes-batchOverhead-tellOverhead {
+		one := append(l.memory(), body[begin:]...)
+		p.notes = body[:before]
+		l.pending = append(l.pending, part{notes: one, events: 1})
+	} else {
+		p.notes = body
+		p.events++
+	}
+	if l.notes == 0 {
+		l.noteSince = time.Now()
+	}
+	l.notes++
+	l.noteBytes += len(body) - begin
+	if l.notes == crowdedAt && l.crowd == nil && l.failing == nil {
+		l.crowd = make(chan struct{})
+		l.crowded.Store(true)
+	}
+	return nil
+}
+
+// Hold waits while more is noted than is being written: up to a second, or until ctx ends. Who notes at a high rate calls it
+// first; one who doesn't may find that notes are dropped. While nothing can be written it holds nobody back.
+func (l *Log) Hold(ctx context.Context) {
+	if !l.crowded.Load() {
+		return
+	}
+	l.mu.Lock()
+	crowd := l.crowd
+	l.mu.Unlock()
+	if crowd == nil {
+		return
+	}
+	most := time.NewTimer(holdMost)
+	defer most.Stop()
+	select {
+	case <-crowd:
+	case <-most.C:
+	case <-ctx.Done():
+	}
+}
+
+// release lets those go on whom Hold holds back. The lock is held.
+func (l *Log) release() {
+	if l.crowd != nil {
+		close(l.crowd)
+		l.crowd = nil
+		l.crowded.Store(false)
+	}
+}
+
+// memory is room for notes. The lock is held.
+func (l *Log) memory() []byte {
+	if n := len(l.spare) - 1; n >= 0 {
+		b := l.spare[n]
+		l.spare = l.spare[:n]
+		return b[:0]
+	}
+	return make([]byte, 0, 4<<10)
+}
