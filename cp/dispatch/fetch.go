@@ -37,6 +37,7 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 		return d.finish(run, refusal(err))
 	}
 	defer d.leave(run)
+	d.d.Audit.Hold(ctx)
 	return d.finish(run, d.through(ctx, run, sink))
 }
 
