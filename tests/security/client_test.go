@@ -100,7 +100,7 @@ type runner struct {
 	*client
 	ref     schemas.RunnerRef
 	nonce   string
-	token   schemas.ServiceToken
+	sign    func(input []byte) ([]byte, error) // with its key or leaf
 	public  string
 	sealing []byte
 	session string // after enrol
@@ -117,7 +117,7 @@ func (b bench) dialRunner(t testing.TB, token, id, nonce, connectName string) (*
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &runner{ref: schemas.RunnerRef{Tenant: parsed.Tenant, Runner: id}, nonce: nonce, token: parsed, sealing: key.Public()}
+	r := &runner{ref: schemas.RunnerRef{Tenant: parsed.Tenant, Runner: id}, nonce: nonce, sign: parsed.Key.Sign, sealing: key.Public()}
 	if r.public, err = parsed.Key.PublicKey(); err != nil {
 		t.Fatal(err)
 	}
@@ -133,13 +133,19 @@ func (b bench) runner(t testing.TB, token, id string) *runner {
 	if err != nil {
 		t.Fatalf("connect as runner %s: %v", id, err)
 	}
-	answer := r.hello(t, r.signedHello(t, id))
+	r.enrol(t)
+	return r
+}
+
+// enrol says hello and reports once.
+func (r *runner) enrol(t testing.TB) {
+	t.Helper()
+	answer := r.hello(t, r.signedHello(t, r.ref.Runner))
 	if answer.GetError() != nil {
 		t.Fatalf("hello of %s: %v", r.ref, answer.GetError())
 	}
 	r.session = answer.GetSession()
 	r.beat(t)
-	return r
 }
 
 // signedHello is a valid hello in everything but, perhaps, the id.
@@ -150,7 +156,7 @@ func (r *runner) signedHello(t testing.TB, id string) *runbusv1.RunnerHello {
 		Pid: int64(os.Getpid()), SealingKey: r.sealing, PublicKey: r.public, Session: r.session,
 	}
 	var err error
-	if h.Signature, err = r.token.Key.Sign(schemas.HelloSigningInput(r.ref, h)); err != nil {
+	if h.Signature, err = r.sign(schemas.HelloSigningInput(r.ref, h)); err != nil {
 		t.Fatal(err)
 	}
 	return h

@@ -18,7 +18,11 @@ import (
 // A runner of tenant A with its real credential: whatever it subscribes, publishes, requests, or names as the reply subject
 // of its own hello and heartbeat, it gets nothing, reaches nobody, sees the refusal, and no stream is written.
 func TestARunnerReachesNothingButItsOwn(t *testing.T) {
-	s := newScene(t)
+	stack.EachLink(t, reachesNothingButItsOwn)
+}
+
+func reachesNothingButItsOwn(t *testing.T, link stack.Link) {
+	s := newScene(t, link)
 	serverID := s.a1.ConnectedServerId()
 	both := forbidden(serverID, s.a1, s.a2, s.b1)
 	listen := append(slices.Clone(both), ownSend(s.a1)...)

@@ -18,7 +18,7 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
-// scene is a control plane with runners a1 (the intruder) and a2 of tenant A, and b1 of tenant B, and everybody who may
+// scene is a control plane with runners a1 (the intruder, over whatever link) and a2 of tenant A, and b1 of tenant B, and everybody who may
 // listen anywhere: what an intruder's message reaches, one of them gets.
 type scene struct {
 	bench
@@ -41,15 +41,14 @@ type watcher struct {
 	noisy *string
 }
 
-func newScene(t *testing.T) *scene {
+func newScene(t *testing.T, link stack.Link) *scene {
 	t.Helper()
 	plane := stack.StartPlane(t, true, nil)
 	s := &scene{bench: benchOf(plane), plane: plane}
 	tenantB := newTenant(t, plane, "tenant-b")
-	_, key1 := plane.Admin.MintKey(t, "a1")
 	_, key2 := plane.Admin.MintKey(t, "a2")
 	_, keyB := tenantB.MintKey(t, "b1")
-	s.a1, s.a2, s.b1 = s.runner(t, key1, "a1"), s.runner(t, key2, "a2"), s.runner(t, keyB, "b1")
+	s.a1, s.a2, s.b1 = linked(t, plane, link, "a1"), s.runner(t, key2, "a2"), s.runner(t, keyB, "b1")
 	serve, dispatch, micro := s.privileged(t, "serve"), s.privileged(t, "dispatch"), s.privileged(t, "micro")
 	sec, sys, ops := s.privileged(t, "sec"), s.privileged(t, "sys"), s.privileged(t, "ops")
 	s.publishers = map[from]*client{byServe: serve, byOther: s.a2.client, byB: s.b1.client, bySec: sec, bySys: sys, byOps: ops}
