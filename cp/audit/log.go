@@ -28,10 +28,9 @@ const (
 	maxNoteBytes = 16 << 20
 	maxRecords   = 16384
 
-	// Who writes notes at a high rate is held back between these numbers of notes that wait, for at most holdMost.
+	// Who writes notes at a high rate is held back between these numbers of notes that wait.
 	crowdedAt = maxNotes * 3 / 4
 	roomyAt   = maxNotes / 2
-	holdMost  = time.Second
 
 	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
 	noteWait = 50 * time.Millisecond

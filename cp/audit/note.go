@@ -101,15 +101,16 @@ func (l *Log) append(add func([]byte) ([]byte, error)) error {
 	}
 	l.notes++
 	l.noteBytes += len(body) - begin
-	if l.notes == crowdedAt && l.crowd == nil && l.failing == nil {
+	if l.notes >= crowdedAt && l.crowd == nil && l.failing == nil {
 		l.crowd = make(chan struct{})
 		l.crowded.Store(true)
 	}
 	return nil
 }
 
-// Hold waits while more is noted than is being written: up to a second, or until ctx ends. Who notes at a high rate calls it
-// first; one who doesn't may find that notes are dropped. While nothing can be written it holds nobody back.
+// Hold waits while more is noted than is being written, until there is room or ctx ends. Who notes at a high rate calls it first, so
+// that no note is dropped because the disk is slow. While nothing can be written, which shows within 10 s, or the log is closed,
+// it holds nobody back.
 func (l *Log) Hold(ctx context.Context) {
 	if !l.crowded.Load() {
 		return
@@ -120,11 +121,8 @@ func (l *Log) Hold(ctx context.Context) {
 	if crowd == nil {
 		return
 	}
-	most := time.NewTimer(holdMost)
-	defer most.Stop()
 	select {
 	case <-crowd:
-	case <-most.C:
 	case <-ctx.Done():
 	}
 }
