@@ -14,8 +14,12 @@ import (
 // DefaultMaxFile is the size at which the next file is begun, in bytes.
 const DefaultMaxFile = 64 << 20
 
-// syncEvery is the least time between two syncs while nobody waits for one: each holds up the lines written meanwhile.
-const syncEvery = 5 * time.Millisecond
+// While nobody waits for a sync the next one comes after a pause, four times as long as the last one took: each holds up the lines
+// that are written meanwhile.
+const (
+	leastPause = 5 * time.Millisecond
+	mostPause  = 200 * time.Millisecond
+)
 
 // Journal appends to the journal of one folder. Several processes may: each takes the folder's lock for the moment in which it writes
 // the lines that wait. Safe for concurrent use. Make it with Open.
@@ -116,7 +120,7 @@ func (j *Journal) Head() Anchor {
 var ErrClosed = errors.New("the journal is closed")
 
 // Append writes r, with number, chain and time filled in, and returns when the line is in the file; with durable, when it is on the disk.
-// Without, it gets there within some milliseconds. Lines of several callers are written together, and go to the disk together. On an
+// Without, it gets there right after, in some milliseconds unless the disk is slow. Lines of several callers are written together, and go to the disk together. On an
 // error it must be assumed that nothing was recorded; the next Append tries anew. A ctx that has ended records nothing; one that
 // ends later is not looked at.
 func (j *Journal) Append(ctx context.Context, r Record, durable bool) error {
@@ -219,7 +223,7 @@ func poke(c chan<- struct{}) {
 // bring brings what was written to the disk: at once if somebody waits for it, else together with what follows soon.
 func (j *Journal) bring() {
 	defer close(j.done)
-	pause := time.NewTimer(syncEvery)
+	pause := time.NewTimer(mostPause)
 	defer pause.Stop()
 	for ends := false; !ends; {
 		select {
@@ -228,12 +232,13 @@ func (j *Journal) bring() {
 		case <-j.quit:
 			ends = true
 		}
-		pause.Reset(syncEvery)
 		j.mu.Lock()
 		waiting := j.unsynced
 		j.unsynced = nil
 		j.mu.Unlock()
+		began := time.Now()
 		err := j.flush()
+		pause.Reset(min(max(4*time.Since(began), leastPause), mostPause))
 		for _, e := range waiting {
 			e.turn <- turn{err: err}
 		}
