@@ -18,7 +18,7 @@ import (
 const LinkTokenLife = 10 * time.Second
 
 // linkTokenLabel keeps the signature of a link token from being taken for another one of the same key.
-const linkTokenLabel = "runbus/link-token/1\n"
+const linkTokenLabel = "runbus/link-token/1\n" //nolint:gosec // a label, no secret
 
 // maxLinkToken bounds what is decoded.
 const maxLinkToken = 1024

@@ -233,7 +233,7 @@ func (t *tender) dial(ctx context.Context, r roster.Runner) error {
 		return explainDial(err, r.Address)
 	}
 	if conn.ConnectionState().NegotiatedProtocol == link.ProtoEnrol {
-		defer conn.Close()
+		defer func() { _ = conn.Close() }()
 		return d.Exchange(ctx, conn, config, r)
 	}
 	if err := t.offer(ctx, conn, r, fingerprint); err != nil {
