@@ -14,7 +14,7 @@ const (
 	gateSlots = 256
 	slotMost  = 250 * time.Millisecond
 	// gateWait is how long a handshake waits for its turn: less than the server's patience (tls.timeout).
-	gateWait = 3500 * time.Millisecond
+	gateWait = 7 * time.Second
 	// fullEvery is how often it is asked whether there is room again.
 	fullEvery = 2 * time.Millisecond
 )
