@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net/http"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -94,4 +95,59 @@ func dialled(t *testing.T, plane *stack.Plane, name string) *runner {
 	}
 	r.enrol(t)
 	return r
+}
+
+// An id belongs to one kind, and a hello to the leaf that the registry has pinned: whatever a runner signs with, it enrols as nobody
+// else.
+func TestTheHelloOfADialledRunner(t *testing.T) {
+	plane := stack.StartPlane(t, true, nil)
+	r := linked(t, plane, stack.OverDials, "edge")
+	outbound := linked(t, plane, stack.OverTLS, "far")
+	_, stolen := plane.Admin.MintKey(t, "stolen")
+	key, err := schemas.ParseServiceToken(stolen)
+	if err != nil {
+		t.Fatal(err)
+	}
+	public, err := key.Key.PublicKey()
+	if err != nil {
+		t.Fatal(err)
+	}
+	signed := func(by *runner, publicKey string, sign func([]byte) ([]byte, error)) *runbusv1.RunnerHello {
+		h := by.signedHello(t, by.ref.Runner)
+		h.PublicKey = publicKey
+		if h.Signature, err = sign(schemas.HelloSigningInput(by.ref, h)); err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	for name, c := range map[string]struct {
+		by    *runner
+		hello *runbusv1.RunnerHello
+		text  string
+		fatal bool
+	}{
+		"another one's signature":        {r, signed(r, r.public, key.Key.Sign), "the signature of the hello does not verify", true},
+		"a key for a dialled id":         {r, signed(r, public, key.Key.Sign), "is that of a dialled runner: a service-account key can't use it", true},
+		"a leaf that is not on record":   {r, signed(r, schemas.LeafKey("00"), r.sign), "is not that of the runner now", false},
+		"a leaf for an outbound id":      {outbound, signed(outbound, r.public, r.sign), "is not that of a dialled runner", true},
+		"a sealing key that was swapped": {r, changed(t, r), "the signature of the hello does not verify", true},
+	} {
+		answer := c.by.hello(t, c.hello)
+		if !strings.Contains(answer.GetError().GetMessage(), c.text) || answer.GetFatal() != c.fatal || answer.GetSession() != "" {
+			t.Errorf("%s: %v", name, answer)
+		}
+	}
+	for _, by := range []*runner{r, outbound} {
+		if answer := by.hello(t, by.signedHello(t, by.ref.Runner)); answer.GetError() != nil || answer.GetSession() != by.session {
+			t.Errorf("afterwards the hello of %s is answered with %v", by.ref, answer)
+		}
+	}
+}
+
+// changed is a hello with another sealing key than the signed one: what somebody in between would want.
+func changed(t *testing.T, r *runner) *runbusv1.RunnerHello {
+	h := r.signedHello(t, r.ref.Runner)
+	h.SealingKey = append([]byte{}, h.SealingKey...)
+	h.SealingKey[0] ^= 1
+	return h
 }
