@@ -88,6 +88,9 @@ type TicketIssued struct {
 type ticketOutput struct{ Body TicketIssued }
 
 func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*ticketOutput, error) {
+	if err := s.nameFree(principal(ctx), in.Body.Name); err != nil {
+		return nil, problemOf(err)
+	}
 	runner, minted, err := s.Roster.Create(ctx, principal(ctx), roster.Spec{
 		Name: in.Body.Name, Address: in.Body.Address, Zone: in.Body.Zone, Labels: in.Body.Labels,
 	})
@@ -95,6 +98,22 @@ func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*tick
 		return nil, problemOf(err)
 	}
 	return s.ticket(runner, minted)
+}
+
+// nameFree refuses as a name what is the id of an outbound runner: the name would take over its fetches. Whether by may create one,
+// and the name itself, are the roster's to judge.
+func (s *server) nameFree(by auth.Principal, name string) error {
+	if s.Roster.Allowed(by) != nil {
+		return nil
+	}
+	r, ok, err := s.Registry.Runner(by.Tenant, name)
+	if err != nil {
+		return err
+	}
+	if ok && r.ID == name && r.Link == registry.LinkOutbound {
+		return schemas.Errorf(schemas.CodeConflict, "%q is the id of a runner that dials out", name).WithHint("choose another name")
+	}
+	return nil
 }
 
 type runnerID struct {
@@ -262,6 +281,11 @@ type editRunnerInput struct {
 type runnerOutput struct{ Body registry.Runner }
 
 func (s *server) editRunner(ctx context.Context, in *editRunnerInput) (*runnerOutput, error) {
+	if in.Body.Name != nil {
+		if err := s.nameFree(principal(ctx), *in.Body.Name); err != nil {
+			return nil, problemOf(err)
+		}
+	}
 	change := roster.Change{Name: in.Body.Name, Address: in.Body.Address, Zone: in.Body.Zone}
 	if in.Body.Labels != nil {
 		change.Labels = &in.Body.Labels

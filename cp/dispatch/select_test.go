@@ -33,6 +33,9 @@ func TestSelect(t *testing.T) {
 		off("away", "away-name", "not connected"), off("new", "", "no heartbeat yet"),
 		revoked, pending, draining, sessionless,
 	}
+	dialled, managed := off("r-aaaaaaaaaaaaaaaaaaaaaaaaaa", "warehouse", "not connected"), off("console", "console", "not connected")
+	dialled.Link, managed.Link = registry.LinkDialled, registry.LinkLocal
+	fleet = append(fleet, dialled)
 	for _, c := range []struct {
 		name string
 		id   string
@@ -56,6 +59,7 @@ func TestSelect(t *testing.T) {
 		{name: "away-name", code: schemas.CodeRunnerOffline, text: `runner "away" is offline: not connected`},
 		{name: "new", code: schemas.CodeRunnerOffline, text: `runner "new" is offline: no heartbeat yet`},
 		{name: "dr", code: schemas.CodeRunnerOffline, text: `runner "dr" is offline: draining`},
+		{name: "warehouse", code: schemas.CodeRunnerOffline, text: `runner "warehouse" is offline: not connected`},
 		{name: "no", code: schemas.CodeRunnerOffline, text: `runner "no" is offline: not connected`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -70,6 +74,15 @@ func TestSelect(t *testing.T) {
 				t.Errorf("Select: %s %q, want %s %q", schemas.CodeOf(err), err, c.code, c.text)
 			}
 		})
+	}
+	if _, err := dispatch.Select(append(fleet, managed), "console"); schemas.CodeOf(err) != schemas.CodeRunnerOffline ||
+		err.Error() != "Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: not connected" {
+		t.Errorf("the managed runner: %v", err)
+	}
+	managed = fit("console", "console")
+	managed.Link = registry.LinkLocal
+	if c, err := dispatch.Select(append(fleet, managed), "console"); err != nil || c.Ref.Runner != "console" {
+		t.Errorf("the managed runner that runs: %v", err)
 	}
 	if _, err := dispatch.Select(nil, "edge-1"); schemas.CodeOf(err) != schemas.CodeRunnerUnknown {
 		t.Errorf("of an empty fleet: %v", err)
