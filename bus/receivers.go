@@ -63,12 +63,12 @@ type Receivers struct {
 	mu      sync.Mutex
 	open    map[string]*Receiver // by dispatch
 	ready   []*Receiver          // with a credit that is due
+	stale   int                  // of them closed since
 	buried  tombstones
 	owed    []owedCredit       // acknowledgements of closed dispatches
 	memory  []byte             // for credits that go out together; belongs to the writer
 	nowait  bool               // what is ready or owed goes out now
 	pending bool               // lingers runs
-	hurried bool               // …for soonFor
 	waiting map[string]*waiter // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
@@ -201,6 +201,9 @@ func (r *Receivers) forget(one *Receiver, last credit, owed bool) {
 		r.mu.Unlock()
 		return
 	}
+	if one.queued {
+		r.stale++
+	}
 	if owed {
 		r.owed = append(r.owed, owedCredit{one.ref, last, one.bundles})
 		r.schedule(!one.bundles)
@@ -232,27 +235,23 @@ func (r *Receivers) enqueue(one *Receiver, urgent bool) {
 	r.schedule(urgent)
 }
 
-// Credits that no runner waits for go out together: soonFor after there are some, and else within restFor.
+// Credits that no runner waits for go out together: when there are some, and else within restFor. A runner takes no more work when
+// 16 of its results are not acknowledged.
 const (
-	some    = 8
-	soonFor = time.Millisecond
+	some    = 4
 	restFor = 8 * time.Millisecond
 )
 
 // schedule wakes the writer, now or soon. The lock is held.
 func (r *Receivers) schedule(urgent bool) {
-	n := len(r.ready) + len(r.owed)
 	switch {
 	case r.nowait:
-	case urgent:
+	case urgent || len(r.ready)-r.stale+len(r.owed) >= some:
 		r.nowait = true
 		poke(r.wake)
 	case !r.pending:
 		r.pending = true
 		r.lingers.Reset(restFor)
-	case n >= some && !r.hurried:
-		r.hurried = true
-		r.lingers.Reset(soonFor)
 	}
 }
 
@@ -282,14 +281,14 @@ func (r *Receivers) write() {
 		}
 		now := time.Now()
 		r.mu.Lock()
-		due, r.ready = r.ready, due[:0]
+		due, r.ready, r.stale = r.ready, due[:0], 0
 		for _, one := range due {
 			one.queued = false
 		}
 		batch = append(batch, r.owed...)
 		clear(r.owed)
 		r.owed = r.owed[:0]
-		r.nowait, r.pending, r.hurried = false, false, false
+		r.nowait, r.pending = false, false
 		r.lingers.Stop()
 		r.buried.expire(now.Add(-r.timing.tombstone))
 		r.mu.Unlock()
