@@ -20,8 +20,8 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// bound is a Binding over a real connection.
-func bound(t *testing.T, runnerID string, own, peer []byte) link.Binding {
+// shaken is the state of a real connection.
+func shaken(t *testing.T) tls.ConnectionState {
 	t.Helper()
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
@@ -35,15 +35,20 @@ func bound(t *testing.T, runnerID string, own, peer []byte) link.Binding {
 	cert := tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 	client, server := net.Pipe()
 	t.Cleanup(func() { _, _ = client.Close(), server.Close() })
-	shaken := make(chan error, 1)
+	served := make(chan error, 1)
 	go func() {
-		shaken <- tls.Server(server, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}}).Handshake()
+		served <- tls.Server(server, &tls.Config{MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{cert}}).Handshake()
 	}()
 	conn := tls.Client(client, &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true})
-	if err := errors.Join(conn.Handshake(), <-shaken); err != nil {
+	if err := errors.Join(conn.Handshake(), <-served); err != nil {
 		t.Fatal(err)
 	}
-	b, err := link.Bind(conn.ConnectionState(), runnerID, own, peer)
+	return conn.ConnectionState()
+}
+
+func bind(t *testing.T, cs tls.ConnectionState, runnerID, controlPlane, runner string) link.Binding {
+	t.Helper()
+	b, err := link.Bind(cs, runnerID, []byte(controlPlane), []byte(runner))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,7 +57,8 @@ func bound(t *testing.T, runnerID string, own, peer []byte) link.Binding {
 
 func TestEveryPartOfAProofCounts(t *testing.T) {
 	key, other := [32]byte{1}, [32]byte{2}
-	b := bound(t, "r-a", []byte("control plane"), []byte("runner"))
+	cs := shaken(t)
+	b := bind(t, cs, "r-a", "control plane", "runner")
 	want := b.RunnerMAC(key, []byte("csr"))
 	if !bytes.Equal(want, b.RunnerMAC(key, []byte("csr"))) || len(want) != 32 {
 		t.Fatal("a proof is not the same twice")
@@ -61,7 +67,11 @@ func TestEveryPartOfAProofCounts(t *testing.T) {
 		"another key":        b.RunnerMAC(other, []byte("csr")),
 		"another request":    b.RunnerMAC(key, []byte("csr2")),
 		"another role":       b.ControlPlaneMAC(key, []byte("csr"), ""),
-		"another connection": bound(t, "r-a", []byte("control plane"), []byte("runner")).RunnerMAC(key, []byte("csr")),
+		"another connection": bind(t, shaken(t), "r-a", "control plane", "runner").RunnerMAC(key, []byte("csr")),
+		"another runner":     bind(t, cs, "r-b", "control plane", "runner").RunnerMAC(key, []byte("csr")),
+		"another client":     bind(t, cs, "r-a", "control plane 2", "runner").RunnerMAC(key, []byte("csr")),
+		"another server":     bind(t, cs, "r-a", "control plane", "runner 2").RunnerMAC(key, []byte("csr")),
+		"the two swapped":    bind(t, cs, "r-a", "runner", "control plane").RunnerMAC(key, []byte("csr")),
 	} {
 		if bytes.Equal(want, got) {
 			t.Errorf("%s has the same proof", what)
