@@ -71,7 +71,7 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 	for _, j := range caller {
 		w.shown(j.dispatch)
 	}
-	w.quiet()
+	w.free()
 	for _, j := range asked {
 		if n := w.origin.executed(j.marker); n != 1 {
 			w.broken("at-most-once", "executed %d times: %s", n, j)

@@ -157,7 +157,7 @@ func TestLossIsSeenInTime(t *testing.T) {
 	w.start(killed.m)
 	w.awaitAll()
 	w.idle(stack.Patience)
-	w.quiet()
+	w.free()
 	if n := w.origin.executed("refused"); n > 0 {
 		w.broken("refused", "refused, and executed %d times all the same", n)
 	}
@@ -208,7 +208,7 @@ func TestEachSignalIsShown(t *testing.T) {
 		t.Errorf("runink runner list ends with %d: %s", status, table)
 	}
 	say("chaos: runner without a subscription: link %s, heartbeat %s, responders %s: %s\n", h.Signals.Connection, h.Signals.Heartbeat, h.Signals.Responders, h.Detail)
-	w.quiet()
+	w.free()
 	w.watched()
 	if !*longFlag {
 		return

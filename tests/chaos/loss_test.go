@@ -59,7 +59,7 @@ func TestCutInAFetch(t *testing.T) {
 			c.name, cutLasts, at.Round(time.Millisecond), seconds, j.outcome(), j.took.Round(time.Millisecond), j.got, w.origin.executed(j.marker))
 	}
 	w.watched()
-	w.quiet()
+	w.free()
 }
 
 // The same in the middle of a result: of a GiB in the long run. Memory stays flat.
@@ -100,7 +100,7 @@ func TestCutInALargeResult(t *testing.T) {
 				w.broken("memory", "the control plane had %d MiB resident, the runner %d", plane>>20, runner>>20)
 			}
 			w.watched()
-			w.quiet()
+			w.free()
 		})
 	}
 }
