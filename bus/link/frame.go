@@ -51,7 +51,7 @@ func WriteFrame(w io.Writer, m proto.Message) error {
 	if n > MaxFrame {
 		return fmt.Errorf("%w: %s has %d bytes, at most %d are allowed", ErrFrame, m.ProtoReflect().Descriptor().Name(), n, MaxFrame)
 	}
-	binary.BigEndian.PutUint32(body, uint32(n)) //nolint:gosec // at most MaxFrame
+	binary.BigEndian.PutUint32(body, uint32(n))
 	_, err = w.Write(body)
 	return err
 }

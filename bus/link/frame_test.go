@@ -101,7 +101,7 @@ func conns(t *testing.T) (a, b net.Conn) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	accepted := make(chan net.Conn, 1)
 	go func() {
 		c, _ := l.Accept()

@@ -22,7 +22,7 @@ func SetUserTimeout(conn net.Conn, d time.Duration) error {
 	}
 	var failed error
 	if err := raw.Control(func(fd uintptr) {
-		failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(d.Milliseconds())) //nolint:gosec // a file descriptor
+		failed = syscall.SetsockoptInt(int(fd), syscall.IPPROTO_TCP, tcpUserTimeout, int(d.Milliseconds()))
 	}); err != nil {
 		return err
 	}

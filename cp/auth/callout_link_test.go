@@ -92,7 +92,7 @@ func (s spliced) Dial(string, string) (net.Conn, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	near, err := net.Dial("tcp", l.Addr().String())
 	if err != nil {
 		return nil, err

@@ -105,6 +105,6 @@ func FreeAddress(t testing.TB, listen string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	return l.Addr().String()
 }
