@@ -87,6 +87,9 @@ func New(d Deps) (*Dispatcher, error) {
 		d.Now = time.Now
 	}
 	var tracing oteltrace.TracerProvider = noop.NewTracerProvider()
+	if _, none := d.Tracing.(noop.TracerProvider); none {
+		d.Tracing = nil
+	}
 	if d.Tracing != nil {
 		tracing = d.Tracing
 	}

@@ -21,7 +21,7 @@ type Request struct {
 	Caller auth.Principal
 	// Runner is the id or the name of a runner of the caller's tenant; empty is refused (SPEC D3).
 	Runner string
-	// Fetch needs a source; its limits may be zero. It is not changed.
+	// Fetch needs a source; its limits may be zero. It is not changed, and may not be while the fetch runs.
 	Fetch *runbusv1.RunFetchRequest
 	// Secrets are sealed to the runner after it accepted; empty: none are sent.
 	Secrets map[string]string
