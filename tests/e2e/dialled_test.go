@@ -189,3 +189,25 @@ func freshTicket() string {
 	_, _ = rand.Read(t.CASHA256[:])
 	return t.Encode()
 }
+
+// D14, C6: a runner that still waits to be enrolled stops as any other does, and goes on at its next start.
+func TestARunnerThatWaitsForItsControlPlaneStops(t *testing.T) {
+	bin, err := stack.Build(true)
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := map[string]string{"CORE_RUNNER_STATE_DIR": filepath.Join(t.TempDir(), "state"), "CORE_RUNNER_LISTEN": "127.0.0.1:0", "CORE_RUNNER_TICKET": freshTicket()}
+	for range 2 {
+		p := stack.Start(t, "core-runner", bin.CoreRunner, env, "serve")
+		if line := p.Stderr.Must(t, "listening for the control plane"); !strings.Contains(line, "state=pending") {
+			t.Errorf("it says %s", line)
+		}
+		if second := stack.Start(t, "a second one", bin.CoreRunner, env, "serve"); second.Exit(t) != 2 {
+			t.Errorf("two runners have one state folder: %s", second.Stderr)
+		}
+		p.Stop(t)
+		if p.Stderr.Has(env["CORE_RUNNER_TICKET"]) {
+			t.Error("the log shows the ticket")
+		}
+	}
+}
