@@ -204,9 +204,10 @@ func TestRunnerAdmins(t *testing.T) {
 }
 
 func TestRunnerAdminsFromTheEnvironment(t *testing.T) {
-	for list, want := range map[string]string{
-		"": "", "walt": "walt", " walt , local/rita,": "walt|local/rita", ",": "error", "Walt": "error", "a/b/c": "error", "/walt": "error", "local/": "error",
+	for _, row := range [][2]string{
+		{"", ""}, {"walt", "walt"}, {" walt , local/rita,", "walt|local/rita"}, {",", "error"}, {"Walt", "error"}, {"a/b/c", "error"}, {"/walt", "error"}, {"local/", "error"},
 	} {
+		list, want := row[0], row[1]
 		c, err := cp.ConfigFromEnv(func(name string) string {
 			if name == "CORE_RUNNER_ADMINS" {
 				return list

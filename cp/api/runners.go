@@ -103,14 +103,12 @@ func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*tick
 // nameFree refuses as a name what is the id of an outbound runner: the name would take over its fetches. Whether by may create one,
 // and the name itself, are the roster's to judge.
 func (s *server) nameFree(by auth.Principal, name string) error {
-	if s.Roster.Allowed(by) != nil {
-		return nil
-	}
+	allowed := s.Roster.Allowed(by) == nil
 	r, ok, err := s.Registry.Runner(by.Tenant, name)
 	if err != nil {
 		return err
 	}
-	if ok && r.ID == name && r.Link == registry.LinkOutbound {
+	if allowed && ok && r.ID == name && r.Link == registry.LinkOutbound {
 		return schemas.Errorf(schemas.CodeConflict, "%q is the id of a runner that dials out", name).WithHint("choose another name")
 	}
 	return nil
