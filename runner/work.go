@@ -35,6 +35,7 @@ type work struct {
 	tag     tagged
 	log     *slog.Logger
 	stream  chunks
+	frames  frames
 
 	// Guarded by works.mu. Both times are uptimes, 0 for none.
 	deadline  time.Duration // it is stopped then
@@ -42,6 +43,25 @@ type work struct {
 	silent    bool          // nobody seems to wait for the result
 	orphaned  bool          // ended, and silent
 	delivered bool          // acknowledged, or given up
+}
+
+// frames is memory for what a work sends: the bus has encoded a frame when it has taken it.
+type frames struct {
+	accepted runbusv1.RunnerWorkAccepted
+	progress runbusv1.RunnerWorkProgress
+	update   runbusv1.RunFetchUpdate
+	at       timestamppb.Timestamp
+	result   runbusv1.RunnerWorkResult
+	outcome  runbusv1.RunnerWorkResult_Response
+	response runbusv1.RunFetchResponse
+	elapsed  durationpb.Duration
+}
+
+// now is the control plane's time, in at.
+func (w *work) now() *timestamppb.Timestamp {
+	t := w.agent.clock.now()
+	w.frames.at.Seconds, w.frames.at.Nanos = t.Unix(), int32(t.Nanosecond()) // below 1e9
+	return &w.frames.at
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) *work {
@@ -156,7 +176,9 @@ func (w *work) refuse() *runbusv1.RunnerWorkResult {
 func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
 	w.sender.OnOrphaned(w.onSilence)
-	err := w.sender.Send(w.ctx, &runbusv1.RunnerWorkAccepted{Pid: w.agent.pid(), At: timestamppb.New(w.agent.clock.now())})
+	accepted := &w.frames.accepted
+	accepted.Pid, accepted.At = w.agent.pid(), w.now()
+	err := w.sender.Send(w.ctx, accepted)
 	if w.m.GetBundles() {
 		w.sender.Bundle()
 	}
@@ -165,15 +187,19 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	if err == nil {
 		response, err = w.recorded()
 	}
-	result := &runbusv1.RunnerWorkResult{Started: true}
+	result := &w.frames.result
+	result.Started = true
 	w.stream.sumInto(result)
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
 		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(w.began))
 	} else {
-		response.Elapsed = durationpb.New(time.Since(w.began))
-		result.Outcome = &runbusv1.RunnerWorkResult_Response{Response: response}
+		elapsed := time.Since(w.began)
+		response.Elapsed = &w.frames.elapsed
+		response.Elapsed.Seconds, response.Elapsed.Nanos = int64(elapsed/time.Second), int32(elapsed%time.Second)
+		w.frames.outcome.Response = response
+		result.Outcome = &w.frames.outcome
 	}
 	endSpan(w.span, response.GetRows(), response.GetBytes(), err)
 	return result
@@ -224,9 +250,10 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 	if err != nil {
 		return nil, err
 	}
-	return &runbusv1.RunFetchResponse{
-		Rows: out.Rows(), Bytes: out.Bytes(), WireBytes: stream.total(), Notices: out.Notices(), RunnerPid: w.agent.pid(),
-	}, nil
+	response = &w.frames.response
+	response.Rows, response.Bytes, response.WireBytes = out.Rows(), out.Bytes(), stream.total()
+	response.Notices, response.RunnerPid = out.Notices(), w.agent.pid()
+	return response, nil
 }
 
 // withoutSecrets is the second gate for what a connector says of its failure, should it have let a secret through. An error
@@ -273,9 +300,10 @@ func (w *work) progress(phase runbusv1.Phase, message string, rows, bytes int64)
 	if phase == runbusv1.Phase_PHASE_DONE && message == "" {
 		return // the result says it, right after
 	}
-	_ = w.sender.Send(w.ctx, &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{
-		Phase: phase, Message: message, Rows: rows, Bytes: bytes, At: timestamppb.New(w.agent.clock.now()),
-	}}) // a lost progress is made good by the next
+	u := &w.frames.update
+	u.Phase, u.Message, u.Rows, u.Bytes, u.At = phase, message, rows, bytes, w.now()
+	w.frames.progress.Update = u
+	_ = w.sender.Send(w.ctx, &w.frames.progress) // a lost progress is made good by the next
 }
 
 // reason is what the caller is told of err: why the work was stopped, if it was, else the source's own words.

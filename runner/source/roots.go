@@ -66,8 +66,8 @@ func OpenRoots(list string) (*Roots, error) {
 // By is r with one check more: before a file is read, check gets its path as it was asked for, absolute and clean, and its real
 // path with every symbolic link resolved, and its error is returned. The result shares the folders of r and must not be closed.
 func (r *Roots) By(check func(asked, actual string) error) *Roots {
-	if r == nil {
-		return nil
+	if r == nil || len(r.roots) == 0 { // nothing is read
+		return r
 	}
 	return &Roots{roots: r.roots, check: check}
 }
