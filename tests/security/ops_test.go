@@ -252,7 +252,7 @@ func TestOpsLookAround(t *testing.T) {
 					t.Errorf("%q is not in %s", want, out)
 				}
 			}
-			for _, absent := range []string{"runbus_identities", "runbus_known"} {
+			for _, absent := range []string{"runbus_identities", "runbus_known", "runbus_registry", "runbus_proofs", "runbus_leases"} {
 				if c.context == "ops" && strings.Contains(out, absent) {
 					t.Errorf("%q is in %s", absent, out)
 				}
