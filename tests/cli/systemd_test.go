@@ -25,17 +25,12 @@ func TestRunnerTellsItsServiceManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, err := os.MkdirTemp("", "notify") // a socket's path is short
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "s")
+	path := filepath.Join(t.TempDir(), "s")
 	manager, err := new(net.ListenConfig).ListenPacket(t.Context(), "unixgram", path)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer manager.Close()
+	defer func() { _ = manager.Close() }()
 	told := func(want string) {
 		t.Helper()
 		if err := manager.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
