@@ -1,6 +1,9 @@
 package e2e
 
 import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/pem"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -12,7 +15,7 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
-// C8 under load: certificates are renewed again and again while fetches run, none of which is lost, also not one that runs
+// C8 under load, and C13: certificates are renewed again and again while fetches run, none of which is lost, also not one that runs
 // across a renewal; and the certificate that was replaced is refused. RUNBUS_SOAK=10m makes it a soak of certificates of a minute.
 func TestRenewalsUnderLoad(t *testing.T) {
 	life, until := "15s", time.Now()
@@ -67,7 +70,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	t.Logf("%d fetches, %d renewals", fetches, len(seen)-1)
 
 	// What was replaced, from a backup of the folder. It has not expired.
-	plane.Stderr.Must(t, "the renewed certificate is in use")
+	plane.Stderr.Must(t, "fingerprint="+hexOf(fingerprintOf(t, seen[len(seen)-1]))) // promoted
 	address := plane.Admin.Runners(t)[runner.ID].Address
 	runner.Signal(t, syscall.SIGKILL)
 	<-runner.Exited()
@@ -95,6 +98,34 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	old.Signal(t, syscall.SIGKILL)
 	<-old.Exited()
 	replace(newest)
-	plane.RestartDialled(t, runner.ID, "edge", address)
+	runner = plane.RestartDialled(t, runner.ID, "edge", address)
 	fetchFrom(t, plane, quick, "edge")
+
+	// C13: the host was off while its certificate expired.
+	runner.Signal(t, syscall.SIGKILL)
+	<-runner.Exited()
+	<-time.After(time.Until(leafOf(t, read()).NotAfter))
+	back := plane.RestartDialled(t, runner.ID, "edge", address)
+	back.Stderr.Must(t, "renewed an expired certificate")
+	fetchFrom(t, plane, quick, "edge")
+}
+
+// leafOf is the certificate in the content of an identity.pem.
+func leafOf(t *testing.T, identity string) *x509.Certificate {
+	t.Helper()
+	block, _ := pem.Decode([]byte(identity))
+	if block == nil {
+		t.Fatal("no certificate")
+	}
+	leaf, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return leaf
+}
+
+func fingerprintOf(t *testing.T, identity string) []byte {
+	t.Helper()
+	sum := sha256.Sum256(leafOf(t, identity).Raw)
+	return sum[:]
 }
