@@ -376,7 +376,7 @@ func errNameTaken(name string) error {
 }
 
 func errNoRunner(id string) error {
-	if schemas.ValidRunnerID(id) != nil {
+	if schemas.ValidRunnerID(id) != nil || looksSecret(id) { // the audit log repeats what this says
 		return schemas.ErrNotARunnerName()
 	}
 	return schemas.Errorf(schemas.CodeNotFound, "the tenant has no dialled runner %q", id).WithHint("`runink runner list` shows the runners")

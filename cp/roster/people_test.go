@@ -264,6 +264,26 @@ func TestRevokeAndRemove(t *testing.T) {
 	e.create(t, "warehouse")
 }
 
+// A session token that somebody writes in the place of a runner is refused, and does not get into the audit (SPEC R8).
+func TestATokenInThePlaceOfARunner(t *testing.T) {
+	e := start(t, nil)
+	token := schemas.NewSessionToken()
+	_, err := e.r.Revoke(t.Context(), e.ada, token)
+	wantCode(t, "revoke", err, schemas.CodeInvalid, "not a runner name")
+	_, _, err = e.r.Mint(t.Context(), e.ada, token)
+	wantCode(t, "mint", err, schemas.CodeInvalid, "not a runner name")
+	e.create(t, "last") // is recorded behind them
+	noted := append(e.events(t, "runner.revoke"), e.events(t, "runner.token")...)
+	if len(noted) != 2 {
+		t.Errorf("audited %v", noted)
+	}
+	for _, event := range noted {
+		if strings.Contains(event.String(), token) {
+			t.Error("the token is in the audit")
+		}
+	}
+}
+
 // A token is nowhere but in what Create returned: not in a bucket, not in the audit (SPEC C3).
 func TestNoTokenIsStored(t *testing.T) {
 	e := start(t, nil)
