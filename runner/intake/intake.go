@@ -46,7 +46,7 @@ type Config struct {
 	HandshakeWithin time.Duration
 	// EnrolWithin bounds an enrolment after its handshake. Zero means 30 s.
 	EnrolWithin time.Duration
-	// PerAddress and Total bound the connections that are not links yet. Zero means the defaults.
+	// PerAddress and Total bound the connections that have not shaken hands yet. Zero means the defaults.
 	PerAddress, Total int
 	Log               *slog.Logger
 }
@@ -128,7 +128,7 @@ func (i *Intake) Serve(ctx context.Context) error {
 		v := i.gate.enter(conn)
 		serving.Go(func() {
 			defer i.gate.leave(v)
-			i.serve(ctx, conn)
+			i.serve(ctx, conn, v)
 		})
 	}
 }
@@ -145,7 +145,7 @@ func pause(ctx context.Context, d time.Duration) bool {
 }
 
 // serve shakes hands and hands the connection on.
-func (i *Intake) serve(ctx context.Context, raw net.Conn) {
+func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 	peer := raw.RemoteAddr().String()
 	deadline := time.Now().Add(i.c.HandshakeWithin)
 	stop := context.AfterFunc(ctx, func() { _ = raw.Close() })
@@ -172,6 +172,7 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn) {
 		i.refused(ctx, peer, "the handshake failed", err)
 		return
 	}
+	i.gate.leave(v) // who has proved to be the control plane gives way to no stranger
 	switch proto := conn.ConnectionState().NegotiatedProtocol; proto {
 	case link.ProtoEnrol:
 		ctx, cancel := context.WithTimeout(ctx, i.c.EnrolWithin)

@@ -278,6 +278,40 @@ func TestAFloodOfHalfHandshakes(t *testing.T) {
 	}
 }
 
+// Who has shaken hands is the control plane: strangers that come while the runner decides don't put it out.
+func TestWhoHasShakenHandsIsNotPutOut(t *testing.T) {
+	p := newPair(t)
+	slot, _ := newSlot(always)
+	deciding, goOn, taken := make(chan struct{}, 2), make(chan struct{}), make(chan *tls.Conn, 2)
+	i, address := open(t, p, slot, func(c *Config) {
+		c.PerAddress = 1
+		c.Link = func(_ context.Context, conn *tls.Conn, _ *runbusv1.LinkPreface, _ string) error {
+			deciding <- struct{}{}
+			<-goOn
+			taken <- conn
+			return link.Take(conn)
+		}
+	})
+	answers := make(chan error, 2)
+	for _, replica := range []string{"a", "b"} {
+		go func() {
+			_, err := dial(t, p, address, replica)
+			answers <- err
+		}()
+		<-deciding
+	}
+	close(goOn)
+	for range 2 {
+		if err := <-answers; err != nil {
+			t.Errorf("a link that was being decided on: %v", err)
+		}
+		_ = (<-taken).Close()
+	}
+	if _, evicted := i.gate.open(); evicted != 0 {
+		t.Errorf("%d were put out", evicted)
+	}
+}
+
 func isTimeout(err error) bool {
 	var t net.Error
 	return errors.As(err, &t) && t.Timeout()
