@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -45,9 +47,29 @@ func Hear(conn net.Conn, by string) (*runbusv1.EnrolFrame, error) {
 		return nil, err
 	}
 	if d := f.GetRefused(); d != nil {
-		return nil, &RefusedError{By: by, Why: schemas.FromDetail(d)}
+		return nil, &RefusedError{By: by, Why: foreign(d)}
 	}
 	return f, nil
+}
+
+// maxSaid is how many bytes of a text of the other side are passed on: it may be a stranger's, and gets into logs and answers.
+const maxSaid = 1024
+
+// foreign is the other side's refusal, in one line and not too long; nil gives nil.
+func foreign(d *runbusv1.ErrorDetail) error {
+	if d == nil {
+		return nil
+	}
+	plain := func(s string) string {
+		s = strings.ToValidUTF8(s[:min(len(s), maxSaid)], "")
+		return strings.Map(func(r rune) rune {
+			if unicode.IsControl(r) {
+				return ' '
+			}
+			return r
+		}, s)
+	}
+	return schemas.FromDetail(&runbusv1.ErrorDetail{Code: plain(d.GetCode()), Message: plain(d.GetMessage()), Hint: plain(d.GetHint())})
 }
 
 // CheckClocks compares both clocks. The error of clocks that are too far apart tells both times and what to do; both sides say it.

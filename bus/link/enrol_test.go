@@ -130,6 +130,18 @@ func TestRefusalsAreTheOtherSidesWords(t *testing.T) {
 	}
 }
 
+// What a stranger says gets into logs and answers: in one line, and not much of it.
+func TestAStrangersWordsAreBounded(t *testing.T) {
+	a, b := net.Pipe()
+	defer func() { _, _ = a.Close(), b.Close() }()
+	go link.SayRefused(a, schemas.Errorf(schemas.CodeForbidden, "no\x1b[2J\nlevel=ERROR %s", strings.Repeat("é", 5000)).WithHint(strings.Repeat("h", 5000)))
+	_, err := link.Hear(b, "the runner")
+	var said *schemas.Error
+	if !errors.As(err, &said) || !strings.HasPrefix(said.Message, "no [2J level=ERROR é") || len(said.Message) > 1024 || len(said.Hint) > 1024 {
+		t.Errorf("%.60q, %d and %d bytes", err, len(said.Message), len(said.Hint))
+	}
+}
+
 // reader is a connection that has only something to read.
 type reader struct {
 	net.Conn

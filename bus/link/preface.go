@@ -26,7 +26,7 @@ func Offer(conn net.Conn, deadline time.Time, p *runbusv1.LinkPreface) error {
 	if err := ReadFrame(conn, &answer); err != nil {
 		return err
 	}
-	if err := schemas.FromDetail(answer.GetError()); err != nil {
+	if err := foreign(answer.GetError()); err != nil {
 		return err
 	}
 	return conn.SetDeadline(time.Time{})
