@@ -43,7 +43,7 @@ type ResponderConfig struct {
 // concurrent use; exchanges take turns.
 type Responder struct {
 	c    ResponderConfig
-	turn sync.Mutex
+	turn chan struct{} // of size 1
 
 	mu    sync.Mutex
 	cover *tls.Certificate // self-signed, over the pending key
@@ -57,7 +57,7 @@ func NewResponder(c ResponderConfig) *Responder {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Responder{c: c}
+	return &Responder{c: c, turn: make(chan struct{}, 1)}
 }
 
 // TLS is the server's side of link.ProtoEnrol. Its handshake fails for whoever shows no control plane's certificate of the CA that
@@ -65,15 +65,9 @@ func NewResponder(c ResponderConfig) *Responder {
 func (r *Responder) TLS() *tls.Config {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{link.ProtoEnrol}, SessionTicketsDisabled: true,
-		ClientAuth:     tls.RequireAnyClientCert,
-		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return r.certificate() },
-		VerifyConnection: func(cs tls.ConnectionState) error {
-			err := r.verify(cs)
-			if err != nil {
-				r.c.Log.Warn("a connection for an enrolment was refused at the handshake", "error", err)
-			}
-			return err
-		},
+		ClientAuth:       tls.RequireAnyClientCert,
+		GetCertificate:   func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return r.certificate() },
+		VerifyConnection: r.verify, // whoever listens logs what comes of it, not more often than a stranger may fill a disk
 	}
 }
 
@@ -155,9 +149,14 @@ func (r *Responder) Serve(ctx context.Context, conn *tls.Conn) error {
 	if err := conn.HandshakeContext(ctx); err != nil {
 		return fmt.Errorf("handshake: %w", err)
 	}
-	r.turn.Lock()
-	defer r.turn.Unlock()
-	err := r.serve(conn)
+	shown := r.c.Store.Fingerprint()
+	select {
+	case r.turn <- struct{}{}:
+		defer func() { <-r.turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("another enrolment or renewal is under way: %w", ctx.Err())
+	}
+	err := r.serve(conn, shown)
 	if err == nil {
 		return nil
 	}
@@ -172,8 +171,12 @@ func (r *Responder) Serve(ctx context.Context, conn *tls.Conn) error {
 	return err
 }
 
-// serve is the exchange, from the control plane's first word to the end.
-func (r *Responder) serve(conn *tls.Conn) error {
+// serve is the exchange, from the control plane's first word to the end. shown is the certificate in place at the handshake: who saw
+// another one than is there now would record the next one in the place of the one that was just installed.
+func (r *Responder) serve(conn *tls.Conn, shown string) error {
+	if r.c.Store.Fingerprint() != shown {
+		return schemas.Errorf(schemas.CodeConflict, "the certificate of this runner was replaced meanwhile").WithHint("it is tried again by itself")
+	}
 	cs := conn.ConnectionState()
 	if err := r.verify(cs); err != nil { // what was true at the handshake may have changed
 		return err

@@ -102,6 +102,15 @@ func folder(t testing.TB) string { return filepath.Join(t.TempDir(), "state") }
 func enrolled(t testing.TB, a *authority, id string) string {
 	t.Helper()
 	dir := folder(t)
+	if err := enrolledIn(t, dir, a, id).Close(); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// enrolledIn enrols a runner in dir.
+func enrolledIn(t testing.TB, dir string, a *authority, id string) *identity.Store {
+	t.Helper()
 	s := open(t, dir)
 	if err := s.Begin(a.ticket(id)); err != nil {
 		t.Fatal(err)
@@ -113,10 +122,7 @@ func enrolled(t testing.TB, a *authority, id string) string {
 	if err := s.InstallFirst(a.sign(t, key.Public(), leaf(id)), "acme"); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Close(); err != nil {
-		t.Fatal(err)
-	}
-	return dir
+	return s
 }
 
 func files(t testing.TB, dir string) map[string]os.FileMode {
