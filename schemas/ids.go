@@ -42,13 +42,17 @@ func ParseRunnerRef(s string) (RunnerRef, error) {
 	return ref, ref.Valid()
 }
 
-// ValidRunnerID returns nil for 1–64 of `A–Z a–z 0–9 - _ .` (SPEC E1), else an error of CodeInvalid that says what is wrong.
+// ValidRunnerID returns nil for 1–64 of `A–Z a–z 0–9 - _ .` (SPEC E1), else an error of CodeInvalid that says what is wrong. What begins
+// like a credential of this platform is no id: ids are logged, audited and shown.
 func ValidRunnerID(id string) error {
 	if id == "" {
 		return Errorf(CodeInvalid, "the runner id is empty: set RUNNER_ID to 1-%d of A-Z a-z 0-9 - _ .", MaxRunnerID)
 	}
 	if len(id) > MaxRunnerID {
 		return Errorf(CodeInvalid, "the runner id has %d characters: at most %d of A-Z a-z 0-9 - _ . are allowed", len(id), MaxRunnerID)
+	}
+	if IsCredential(id) {
+		return Errorf(CodeInvalid, "the runner id looks like a token: ids are shown to everybody")
 	}
 	for i, c := range id {
 		if !isRunnerIDRune(c) {

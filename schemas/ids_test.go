@@ -24,6 +24,9 @@ func TestRunnerIDs(t *testing.T) {
 		"rünner":                `'ü'`,
 		"a/b":                   `'/'`,
 		"a=2Eb":                 `'='`,
+		"rst1.abc":              "looks like a token",
+		"rsk1.abc":              "looks like a token",
+		"crt1.abc":              "looks like a token",
 	} {
 		err := schemas.ValidRunnerID(id)
 		if err == nil || !strings.Contains(err.Error(), text) || schemas.CodeOf(err) != schemas.CodeInvalid {

@@ -62,6 +62,11 @@ func ParseServiceToken(token string) (ServiceToken, error) {
 	return ServiceToken{Tenant: tenant, Key: key}, nil
 }
 
+// IsCredential reports whether s begins like a credential of this platform, which must not be repeated.
+func IsCredential(s string) bool {
+	return strings.HasPrefix(s, ServiceTokenPrefix) || strings.HasPrefix(s, SessionTokenPrefix) || strings.HasPrefix(s, TicketPrefix)
+}
+
 // IsSessionToken reports whether token claims to be a person's session token, valid or not.
 func IsSessionToken(token string) bool { return strings.HasPrefix(token, SessionTokenPrefix) }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/trace"
+	"github.com/org-runink/runbus/schemas"
 )
 
 // tracerName is the instrumentation scope of the dispatcher's spans.
@@ -43,7 +44,7 @@ func (r *run) timeline() trace.Timeline {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	named := r.named
-	if len(named) > maxNamed {
+	if len(named) > maxNamed || schemas.IsCredential(named) {
 		named = ""
 	}
 	t := trace.Timeline{

@@ -149,11 +149,4 @@ func isWord(c rune) bool {
 }
 
 // looksSecret reports whether s begins like a credential of this platform.
-func looksSecret(s string) bool {
-	for _, prefix := range []string{schemas.TicketPrefix, schemas.ServiceTokenPrefix, schemas.SessionTokenPrefix} {
-		if strings.HasPrefix(s, prefix) {
-			return true
-		}
-	}
-	return false
-}
+func looksSecret(s string) bool { return schemas.IsCredential(s) }
