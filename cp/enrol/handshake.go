@@ -85,12 +85,13 @@ func verifyLeaf(cs tls.ConnectionState, ca *x509.Certificate, r roster.Runner, n
 
 func stamp(t time.Time) string { return t.UTC().Format(time.RFC3339) }
 
-// explainDial says what a failed dial or handshake means. The error stays reachable.
+// explainDial says what a failed dial or handshake means, in words that are safe to show to the runner's tenant.
 func explainDial(err error, address string) error {
 	var ours *HandshakeError
 	var alert tls.AlertError
 	var record tls.RecordHeaderError
 	var dns *net.DNSError
+	var op *net.OpError
 	text := err.Error()
 	switch {
 	case errors.As(err, &ours):
@@ -104,13 +105,27 @@ func explainDial(err error, address string) error {
 	case errors.As(err, &alert), strings.Contains(text, "remote error: tls"):
 		return refuse(ReasonRefused, "the runner refused the handshake (its log says why): %s", strings.TrimPrefix(text, "remote error: "))
 	case errors.As(err, &dns):
-		return fmt.Errorf("the name in %s does not resolve: %w", address, err)
+		return fmt.Errorf("the name in %s does not resolve: %w", address, plainDNS(dns))
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("nothing listens at %s: %w", address, syscall.ECONNREFUSED)
 	case errors.Is(err, os.ErrDeadlineExceeded), errors.Is(err, context.DeadlineExceeded), isTimeout(err):
 		return fmt.Errorf("no answer from %s within the time: %w", address, os.ErrDeadlineExceeded)
+	case errors.As(err, &op): // without the addresses of both ends
+		return fmt.Errorf("%s can't be reached: %w", address, op.Err)
 	}
 	return err
+}
+
+// plainDNS says nothing of the resolvers of this network: tenants read it.
+func plainDNS(err *net.DNSError) *net.DNSError {
+	plain := &net.DNSError{Err: "the resolver failed", Name: err.Name, IsTimeout: err.IsTimeout, IsTemporary: err.IsTemporary, IsNotFound: err.IsNotFound}
+	switch {
+	case err.IsNotFound:
+		plain.Err = "no such host"
+	case err.IsTimeout:
+		plain.Err = "the resolver does not answer"
+	}
+	return plain
 }
 
 func isTimeout(err error) bool {

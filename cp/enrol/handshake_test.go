@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/url"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -208,5 +209,24 @@ func TestWhatFailedDialsSay(t *testing.T) {
 		if text := explainDial(err, where).Error(); !strings.Contains(text, want) {
 			t.Errorf("%s: %q, want %q", where, text, want)
 		}
+	}
+}
+
+// What tenants read of a dial that failed names neither the resolvers nor the addresses of this network.
+func TestAFailedDialTellsNothingOfTheNetwork(t *testing.T) {
+	for text, cause := range map[string]*net.DNSError{
+		"no such host":                 {Err: "no such host", Name: "edge.example", Server: "192.0.2.53:53", IsNotFound: true},
+		"the resolver does not answer": {Err: "read udp 192.0.2.7:4000->192.0.2.53:53: i/o timeout", Name: "edge.example", Server: "192.0.2.53:53", IsTimeout: true},
+		"the resolver failed":          {Err: "server misbehaving", Name: "edge.example", Server: "192.0.2.53:53", IsTemporary: true},
+	} {
+		err := explainDial(&net.OpError{Op: "dial", Net: "tcp", Err: cause}, "edge.example:7443")
+		var dns *net.DNSError
+		if want := "the name in edge.example:7443 does not resolve: lookup edge.example: " + text; err.Error() != want || !errors.As(err, &dns) {
+			t.Errorf("%q, want %q", err, want)
+		}
+	}
+	reset := &net.OpError{Op: "read", Net: "tcp", Source: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 7)}, Addr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 9)}, Err: syscall.ECONNRESET}
+	if err := explainDial(reset, "edge.example:7443"); err.Error() != "edge.example:7443 can't be reached: connection reset by peer" || !errors.Is(err, syscall.ECONNRESET) {
+		t.Errorf("%q", err)
 	}
 }

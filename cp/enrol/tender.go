@@ -230,6 +230,7 @@ func (t *tender) dial(ctx context.Context, r roster.Runner) error {
 	}
 	conn, fingerprint, err := t.shake(ctx, r, config)
 	if err != nil {
+		t.log.Debug("the runner was not reached", "error", err)
 		return explainDial(err, r.Address)
 	}
 	if conn.ConnectionState().NegotiatedProtocol == link.ProtoEnrol {
