@@ -27,6 +27,7 @@ const maxFile = 64 << 10
 // openFolder checks dir and locks it. The lock is on the folder itself, so that it leaves no file.
 func openFolder(dir string) (*os.File, error) {
 	const other = "choose another folder with --state-dir (CORE_RUNNER_STATE_DIR)"
+	dir = filepath.Clean(dir) // a slash at the end would follow a link
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder can't be made: %w", err).
 			WithHint(other + ", or make it for this user")

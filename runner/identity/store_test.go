@@ -152,6 +152,7 @@ func TestTheFolderIsCheckedBeforeAnythingIsTrusted(t *testing.T) {
 		"not writable":        {func(t *testing.T, dir string) string { return chmod(t, dir, 0o500) }, "mode 0500"},
 		"a file":              {func(_ *testing.T, dir string) string { return filepath.Join(dir, "identity.pem") }, "state folder can't be"},
 		"a symbolic link":     {link, "symbolic link"},
+		"a link with a slash": {func(t *testing.T, dir string) string { return link(t, dir) + "/" }, "symbolic link"},
 		"key open to others":  {func(t *testing.T, dir string) string { chmod(t, filepath.Join(dir, "identity.pem"), 0o644); return dir }, "mode 0644"},
 		"identity is a link":  {func(t *testing.T, dir string) string { return relink(t, dir, "identity.pem") }, "symbolic link"},
 		"ca.pem is a link":    {func(t *testing.T, dir string) string { return relink(t, dir, "ca.pem") }, "symbolic link"},
