@@ -148,7 +148,11 @@ func (d *doctor) skip(address, why string, names ...string) {
 func (d *doctor) configuration() finding {
 	bad := func(err error) finding { return fail(err.Error(), todoConfiguration) }
 	if len(d.cfg.Addrs) == 0 {
-		return bad(errors.New("RUNNER_ENROLL_ADDR is not set: there is no control plane to reach"))
+		const ask = "`runink runner show NAME` has the last error of the control plane that dials it"
+		if d.cfg.Token == "" && d.dialled() {
+			return good("an enrolled runner that is dialled, so there is no control plane to reach from here; %s", ask)
+		}
+		return fail("RUNNER_ENROLL_ADDR is not set: there is no control plane to reach", todoConfiguration+"; of a runner that is dialled, "+ask)
 	}
 	for _, addr := range d.cfg.Addrs {
 		text, err := d.cfg.serverURL(addr)

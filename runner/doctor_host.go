@@ -26,6 +26,16 @@ func (d *doctor) host() {
 	d.check("files", "", d.files)
 }
 
+// dialled reports whether the state folder is that of an enrolled runner that the control plane dials.
+func (d *doctor) dialled() bool {
+	dir := d.cfg.StateDir
+	if dir == "" {
+		dir = DefaultStateDir
+	}
+	_, err := os.Stat(filepath.Join(dir, "identity.pem"))
+	return err == nil
+}
+
 // state finds out whether the state folder can be written, by writing.
 func (d *doctor) state() finding {
 	dir := d.cfg.StateDir
