@@ -139,7 +139,7 @@ func ErrRunnerUnknown(name string) *Error {
 
 // ErrRunnerRevoked refuses a runner whose credential was revoked (SPEC D7).
 func ErrRunnerRevoked(id string) *Error {
-	return &Error{Code: CodeRunnerRevoked, Message: fmt.Sprintf("runner %q was revoked", id), Hint: "enrol it again with a new key, or choose another one"}
+	return &Error{Code: CodeRunnerRevoked, Message: fmt.Sprintf("runner %q was revoked", id), Hint: "for good: create a new one, or enrol an outbound one again with a new key; or choose another one"}
 }
 
 // ErrRunnerOffline refuses a registered runner that can't take work now; detail says why (SPEC D7, D14).

@@ -48,7 +48,7 @@ func journalCommand() *cli.Command {
 
 func stateDirFlag() *cli.StringFlag {
 	return &cli.StringFlag{
-		Name: "state-dir", Usage: "where a generated id, the journal and the counts of budgets are kept, mode 0700",
+		Name: "state-dir", Usage: "where a dialled runner's certificate, a generated id, the journal and the counts of budgets are kept, mode 0700",
 		EnvVars: []string{"CORE_RUNNER_STATE_DIR"}, Value: runner.DefaultStateDir,
 	}
 }

@@ -211,10 +211,10 @@ func (r runnerRow) fields(now time.Time) []field {
 		{"last seen", ago(r.Health.LastSeen, now)}, {"version", r.Claim.Version},
 	}
 	if r.Leaf != nil {
-		all = append(all, field{"certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Leaf.NotAfter.Format(time.DateTime), r.Leaf.Fingerprint)})
+		all = append(all, field{"certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Leaf.NotAfter.Local().Format(time.DateTime), r.Leaf.Fingerprint)})
 	}
 	if r.Next != nil {
-		all = append(all, field{"next certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Next.NotAfter.Format(time.DateTime), r.Next.Fingerprint)})
+		all = append(all, field{"next certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Next.NotAfter.Local().Format(time.DateTime), r.Next.Fingerprint)})
 	}
 	if d := r.Dial; d != nil {
 		switch {
@@ -225,7 +225,7 @@ func (r runnerRow) fields(now time.Time) []field {
 		}
 	}
 	for _, t := range r.Tokens {
-		all = append(all, field{"token", fmt.Sprintf("%s, %s, until %s", t.ID, t.State, t.ExpiresAt.Format(time.DateTime))})
+		all = append(all, field{"token", fmt.Sprintf("%s, %s, until %s", t.ID, t.State, t.ExpiresAt.Local().Format(time.DateTime))})
 	}
 	return all
 }
