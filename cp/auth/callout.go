@@ -255,7 +255,9 @@ func (s *callout) report(req *jwt.AuthorizationRequestClaims, v verdict) {
 		s.logRefusal("client jailed", "reason", v.reason.Error(), "tenant", v.tenant, "runner", v.runner, "host", info.Host)
 		s.noteJailed(v)
 	case v.place == placeRun:
-		s.links.add(v.key, link{server: req.Server.ID, client: info.ID})
+		if !strings.HasPrefix(v.key, leafTag) { // those of leaves a scan finds: there is a new leaf each day
+			s.links.add(v.key, link{server: req.Server.ID, client: info.ID})
+		}
 		s.log.Debug("runner admitted", "tenant", v.tenant, "runner", v.runner, "host", info.Host)
 	default:
 		s.log.Info("operator of the bus admitted", "account", v.place.account(), "host", info.Host)

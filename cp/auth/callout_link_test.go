@@ -3,11 +3,13 @@ package auth
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/nats-io/jwt/v2"
 	"github.com/nats-io/nats.go"
 
 	buslink "github.com/org-runink/runbus/bus/link"
@@ -212,5 +214,17 @@ func TestTheEndOfALeafCutsItsConnection(t *testing.T) {
 	wait(t, "the end of the connection", end)
 	if err := bystander.Flush(); err != nil {
 		t.Errorf("the connection of another leaf: %v", err)
+	}
+}
+
+// A runner has a new leaf each day: what is remembered of connections must not grow with them.
+func TestLeavesAreNotRemembered(t *testing.T) {
+	s := &callout{log: slog.New(slog.DiscardHandler), links: newLinks()}
+	req := &jwt.AuthorizationRequestClaims{}
+	for _, key := range []string{leafTag + "one", leafTag + "two", "UKEY"} {
+		s.report(req, verdict{place: placeRun, key: key})
+	}
+	if len(s.links.byKey) != 1 || len(s.links.take("UKEY")) != 1 {
+		t.Errorf("remembered %v", s.links.byKey)
 	}
 }
