@@ -92,7 +92,7 @@ func (r *Registry) release(ctx context.Context, by auth.Principal, id string, ev
 	for range casTries {
 		row, err := r.known.Get(ctx, schemas.RunnerKey(ref))
 		if errors.Is(err, jetstream.ErrNotFound) {
-			return schemas.Errorf(schemas.CodeNotFound, "the tenant has no runner %q", id).WithHint("`runink runner list` shows them")
+			return schemas.Errorf(schemas.CodeNotFound, "the tenant has no outbound runner %q", id).WithHint("`runink runner list` shows their ids")
 		}
 		if err == nil {
 			event.Details = map[string]string{"key": row.Value.KeyID}
