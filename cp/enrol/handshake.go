@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/link"
 	"github.com/org-runink/runbus/cp/roster"
+	"github.com/org-runink/runbus/internal/cloudmeta"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -36,6 +38,7 @@ const (
 	ReasonUsage       = "usage"
 	ReasonNotPinned   = "not_pinned"
 	ReasonRefused     = "refused"
+	ReasonForbidden   = "forbidden_address"
 )
 
 // Error is the text.
@@ -43,6 +46,18 @@ func (e *HandshakeError) Error() string { return e.Text }
 
 func refuse(reason, format string, args ...any) *HandshakeError {
 	return &HandshakeError{Reason: reason, Text: fmt.Sprintf(format, args...)}
+}
+
+// notMetadata is the hook of a net.Dialer that refuses cloud metadata. It sees what is connected to, after names are resolved.
+func notMetadata(_ context.Context, _, address string, _ syscall.RawConn) error {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return fmt.Errorf("dial %s: %w", address, err)
+	}
+	if rule := cloudmeta.Address(to.Addr()); rule != "" {
+		return refuse(ReasonForbidden, "the control plane dials no runner there: %s", rule)
+	}
+	return nil
 }
 
 // verifyLeaf decides whether the peer is the runner that was dialled: TLS 1.3, a certificate of the runner CA that names the runner's

@@ -230,3 +230,23 @@ func TestAFailedDialTellsNothingOfTheNetwork(t *testing.T) {
 		t.Errorf("%q", err)
 	}
 }
+
+// A name that leads to cloud metadata is refused once it is resolved, and nothing is sent there.
+func TestMetadataIsNotDialled(t *testing.T) {
+	ca := newCA(t)
+	d := &Dialler{d: DiallerDeps{CA: ca, Now: time.Now, DialWithin: 5 * time.Second, Log: slog.New(slog.DiscardHandler)}}
+	for _, address := range []string{"169.254.169.254:80", "[fd00:ec2::254]:7443", "[::ffff:169.254.169.254]:80", "168.63.129.16:80"} {
+		own, err := ca.ClientTLS(link.ProtoLink)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, _, err = newTender(d, "r").shake(t.Context(), roster.Runner{Address: address}, own)
+		var refused *HandshakeError
+		if !errors.As(err, &refused) || refused.Reason != ReasonForbidden {
+			t.Errorf("%s: %v", address, err)
+		}
+		if text := explainDial(err, address).Error(); !strings.HasPrefix(text, "the control plane dials no runner there: ") {
+			t.Errorf("%s: %q", address, text)
+		}
+	}
+}

@@ -7,12 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/internal/cloudmeta"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -47,7 +49,7 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 			return err
 		}
 		e["name"] = s.Name
-		address, err := schemas.ParseAddress(s.Address)
+		address, err := validAddress(s.Address)
 		if err != nil {
 			return err
 		}
@@ -122,6 +124,23 @@ func (r *Roster) Edit(ctx context.Context, by auth.Principal, id string, c Chang
 }
 
 // valid checks what is to be changed and brings the address into its canonical form.
+// validAddress reads an address (SPEC C2). One of cloud metadata is refused here so that it is told at once; what a name leads to
+// is seen when it is dialled.
+func validAddress(text string) (schemas.Address, error) {
+	address, err := schemas.ParseAddress(text)
+	if err != nil {
+		return address, err
+	}
+	rule := cloudmeta.Name(address.Host)
+	if ip, err := netip.ParseAddr(address.Host); err == nil {
+		rule = cloudmeta.Address(ip)
+	}
+	if rule != "" {
+		return address, schemas.Errorf(schemas.CodeInvalid, "the control plane dials no runner at %s: %s", address.Host, rule)
+	}
+	return address, nil
+}
+
 func (c *Change) valid() error {
 	if c.Name != nil {
 		if err := validName(*c.Name); err != nil {
@@ -129,7 +148,7 @@ func (c *Change) valid() error {
 		}
 	}
 	if c.Address != nil {
-		address, err := schemas.ParseAddress(*c.Address)
+		address, err := validAddress(*c.Address)
 		if err != nil {
 			return err
 		}

@@ -71,6 +71,8 @@ func TestWhatCreateRefuses(t *testing.T) {
 		"a token as name": {spec(token), schemas.CodeInvalid, "looks like a token"},
 		"no address":      {Spec{Name: "x"}, schemas.CodeInvalid, "address"},
 		"a URL":           {Spec{Name: "x", Address: "https://h:1"}, schemas.CodeInvalid, "scheme"},
+		"cloud metadata":  {Spec{Name: "x", Address: "169.254.169.254:80"}, schemas.CodeInvalid, "the control plane dials no runner at 169.254.169.254: link-local"},
+		"its name":        {Spec{Name: "x", Address: "metadata.google.internal:80"}, schemas.CodeInvalid, "the name of a cloud-metadata service"},
 		"a token as zone": {Spec{Name: "x", Address: "h:1", Zone: "crt1.abc"}, schemas.CodeInvalid, "the zone looks like a token"},
 		"a bad zone":      {Spec{Name: "x", Address: "h:1", Zone: "a b"}, schemas.CodeInvalid, "the zone is not"},
 		"nine labels":     {Spec{Name: "x", Address: "h:1", Labels: nine}, schemas.CodeLimit, "at most 8 labels"},
