@@ -69,8 +69,8 @@ func readStreams(t testing.TB, c *client) contents {
 	return out
 }
 
-// beats are the buckets that a runner's legitimate hellos and heartbeats change, and nothing else may.
-var beats = []string{"KV_runbus_heartbeats", "KV_runbus_known"}
+// beats are the buckets that a runner's legitimate hellos and heartbeats change, and its link by being there; nothing else may.
+var beats = []string{"KV_runbus_heartbeats", "KV_runbus_known", "KV_runbus_leases"}
 
 // sameStreams compares message by message. In the buckets of beats each key must be there as before, and its value may
 // differ in what a heartbeat refreshes; in all other streams nothing may differ.
