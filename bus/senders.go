@@ -37,6 +37,7 @@ type Senders struct {
 	working atomic.Int32  // streams that are open and have no result yet
 	wake    chan struct{} // room for one: there is something to publish
 	resume  chan struct{} // room for one: deadlines are to be looked at now
+	awake   chan struct{} // room for one: deadlines are to be looked at again from now on
 	lingers *time.Timer   // over: the lazy ones are ready
 	stop    chan struct{}
 	stopped chan struct{}
@@ -50,6 +51,7 @@ type Senders struct {
 	spare   []*Sender          // memory for ready
 	waiting bool               // lingers runs
 	writing bool               // somebody has the writer's part
+	asleep  bool               // nobody looks at deadlines: no stream was open
 	closed  bool
 }
 
@@ -61,7 +63,7 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 	}
 	s := &Senders{
 		conn: c, ref: ref, timing: newTiming(options), now: time.Now, open: make(map[string]*Sender),
-		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
+		wake: make(chan struct{}, 1), resume: make(chan struct{}, 1), awake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
 		lingers: time.NewTimer(time.Hour),
 	}
 	s.lingers.Stop()
@@ -91,7 +93,12 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 		one.working = true
 		s.working.Add(1)
 	}
+	asleep := s.asleep
+	s.asleep = false
 	s.mu.Unlock()
+	if asleep {
+		poke(s.awake)
+	}
 	if before != nil {
 		before.fail(ErrClosed)
 	}
@@ -325,7 +332,11 @@ func (s *Senders) write() {
 			s.lazy = s.lazy[:0]
 			s.mu.Unlock()
 		case <-tick.C:
-			s.look()
+			if s.look(); s.rests() {
+				tick.Stop()
+			}
+		case <-s.awake:
+			tick.Reset(s.timing.tick())
 		case <-s.resume:
 			s.look()
 		}
@@ -349,6 +360,14 @@ func (s *Senders) look() {
 			s.mu.Unlock()
 		}
 	}
+}
+
+// rests reports whether no stream is open: then there are no deadlines to look at, until Open says so.
+func (s *Senders) rests() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.asleep = len(s.open) == 0
+	return s.asleep
 }
 
 // unsubscribe ends a subscription; that its connection was closed before is no error.
