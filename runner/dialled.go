@@ -3,9 +3,7 @@ package runner
 import (
 	"context"
 	"crypto"
-	"crypto/sha256"
 	"crypto/tls"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -260,7 +258,7 @@ func (d *dialled) sign(ref schemas.RunnerRef, h *runbusv1.RunnerHello) error {
 	if err != nil {
 		return fmt.Errorf("sign the hello: %w", err)
 	}
-	h.PublicKey, h.Signature = schemas.LeafKey(fingerprintOf(leaf)), sig
+	h.PublicKey, h.Signature = schemas.LeafKey(identity.FingerprintOf(leaf.Leaf)), sig
 	return nil
 }
 
@@ -271,10 +269,4 @@ func (d *dialled) close() {
 		_ = d.listener.Close()
 	}
 	_ = d.store.Close()
-}
-
-// fingerprintOf is the hex SHA-256 of a certificate.
-func fingerprintOf(c *tls.Certificate) string {
-	sum := sha256.Sum256(c.Certificate[0])
-	return hex.EncodeToString(sum[:])
 }

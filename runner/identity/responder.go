@@ -301,7 +301,7 @@ func (r *Responder) installed(conn *tls.Conn, what string, err error) error {
 		return err
 	}
 	leaf := r.c.Store.Leaf().Leaf
-	r.c.Log.Info(what, "runner", r.c.Store.RunnerID(), "tenant", r.c.Store.Tenant(), "certificate", fingerprint(leaf), "until", leaf.NotAfter)
+	r.c.Log.Info(what, "runner", r.c.Store.RunnerID(), "tenant", r.c.Store.Tenant(), "certificate", FingerprintOf(leaf), "until", leaf.NotAfter)
 	if r.c.OnEnrolled != nil {
 		r.c.OnEnrolled()
 	}

@@ -183,7 +183,7 @@ func (s *Store) Leaf() *tls.Certificate {
 // Fingerprint is the hex SHA-256 of Leaf, "" without one.
 func (s *Store) Fingerprint() string {
 	if leaf := s.Leaf(); leaf != nil {
-		return fingerprint(leaf.Leaf)
+		return FingerprintOf(leaf.Leaf)
 	}
 	return ""
 }
@@ -403,7 +403,8 @@ func (s *Store) readNeeded(name string) ([]byte, error) {
 	return body, err
 }
 
-func fingerprint(cert *x509.Certificate) string {
+// FingerprintOf is the hex SHA-256 of a certificate, by which the registry pins it.
+func FingerprintOf(cert *x509.Certificate) string {
 	sum := sha256.Sum256(cert.Raw)
 	return hex.EncodeToString(sum[:])
 }

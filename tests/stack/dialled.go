@@ -87,14 +87,7 @@ func (p *Plane) startListening(t testing.TB, id, name string, env map[string]str
 	r := &Runner{Process: Start(t, "runner "+name, p.Bin.CoreRunner, env, "serve"), ID: id}
 	r.Stderr.Must(t, "listening for the control plane")
 	p.Admin.Must(t, http.MethodPost, "/api/runners/"+id+"/connect", nil, nil)
-	var ready struct {
-		RunnerID string `json:"runnerId"`
-	}
-	ReadyLine(t, r.Process, &ready)
-	if ready.RunnerID != id {
-		t.Fatalf("runner %q says that it is %q", id, ready.RunnerID)
-	}
-	p.Admin.AwaitRunner(t, id, true)
+	p.awaitEnrolled(t, r)
 	return r
 }
 

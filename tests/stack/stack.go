@@ -102,15 +102,21 @@ func (p *Plane) StartRunner(t testing.TB, id string, env map[string]string) *Run
 	all := p.RunnerEnv(id, token)
 	maps.Copy(all, env)
 	r := &Runner{Process: Start(t, "runner "+id, p.Bin.CoreRunner, all, "serve"), ID: id}
+	p.awaitEnrolled(t, r)
+	return r
+}
+
+// awaitEnrolled waits until a runner has said that it is up, under its id, and takes work.
+func (p *Plane) awaitEnrolled(t testing.TB, r *Runner) {
+	t.Helper()
 	var ready struct {
 		RunnerID string `json:"runnerId"`
 	}
 	ReadyLine(t, r.Process, &ready)
-	if ready.RunnerID != id {
-		t.Fatalf("runner %q says that it is %q", id, ready.RunnerID)
+	if ready.RunnerID != r.ID {
+		t.Fatalf("runner %q says that it is %q", r.ID, ready.RunnerID)
 	}
-	p.Admin.AwaitRunner(t, id, true)
-	return r
+	p.Admin.AwaitRunner(t, r.ID, true)
 }
 
 // Runink runs the command line against this control plane as the admin and returns when it ended.
