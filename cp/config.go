@@ -9,6 +9,7 @@ import (
 
 	oteltrace "go.opentelemetry.io/otel/trace"
 
+	"github.com/org-runink/runbus/cp/egress"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -56,6 +57,9 @@ type Config struct {
 	// RunnerAdmins is CORE_RUNNER_ADMINS: who may change dialled runners (SPEC R6), `name` or `tenant/name`. Empty: everybody who
 	// is signed in but a READER.
 	RunnerAdmins []string
+	// DialAllow and DialDeny are CORE_RUNNER_DIAL_ALLOW and CORE_RUNNER_DIAL_DENY: where runners are dialled (egress.Rules). Empty: no
+	// such list.
+	DialAllow, DialDeny []egress.Entry
 	// ManagedEndpoint stands in the role text (SPEC E2).
 	ManagedEndpoint string
 	Version         string
@@ -79,6 +83,12 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	if v := getenv("CORE_RUNNER_ADMINS"); v != "" {
 		var err error
 		if c.RunnerAdmins, err = parseAdmins(v); err != nil {
+			return Config{}, err
+		}
+	}
+	for name, field := range map[string]*[]egress.Entry{egress.EnvAllow: &c.DialAllow, egress.EnvDeny: &c.DialDeny} {
+		var err error
+		if *field, err = egress.Parse(name, getenv(name)); err != nil {
 			return Config{}, err
 		}
 	}
@@ -172,6 +182,11 @@ func (c *Config) prepare() error {
 		c.Log.Warn("NATS is in the clear beyond loopback, as configured", "listen", c.NATS)
 	}
 	return nil
+}
+
+// shared reports whether others than the users of this host reach the control plane.
+func (c *Config) shared() bool {
+	return c.BehindProxy || !loopback(c.HTTP) || !loopback(c.NATS) || c.WebSocket != "" && !loopback(c.WebSocket)
 }
 
 // loopback reports whether addr is reachable from this host only. A name must be localhost: any other may resolve anywhere.

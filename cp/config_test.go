@@ -22,7 +22,7 @@ func TestConfigFromEnv(t *testing.T) {
 		"RUNBUS_DATA_DIR": "/data", "RUNBUS_HTTP": "127.0.0.1:1", "RUNBUS_NATS": "127.0.0.1:2", "RUNBUS_WEBSOCKET": "127.0.0.1:3",
 		"RUNBUS_TLS_CERT": "c.pem", "RUNBUS_TLS_KEY": "k.pem", "RUNBUS_HOSTS": " a, b ,,", "RUNBUS_HTTP_TLS": "true", "RUNBUS_BEHIND_PROXY": "1",
 		"RUNBUS_NATS_PLAINTEXT": "true", "DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "20s", "RUNBUS_STOP_GRACE": "1m", "REQUIRE_RUNNER_ISOLATION": "true",
-		"MANAGED_RUNNER_ENDPOINT": "local",
+		"MANAGED_RUNNER_ENDPOINT": "local", "CORE_RUNNER_DIAL_ALLOW": "10.0.0.0/8:7443", "CORE_RUNNER_DIAL_DENY": "10.9.0.0/16, *:22",
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -32,6 +32,10 @@ func TestConfigFromEnv(t *testing.T) {
 		Hosts: []string{"a", "b"}, HTTPTLS: true, BehindProxy: true, PlaintextNATS: true, DispatchTimeout: 5 * time.Second, Grace: 20 * time.Second,
 		StopGrace: time.Minute, Isolation: true, ManagedEndpoint: "local",
 	}
+	if len(got.DialAllow) != 1 || got.DialAllow[0].String() != "10.0.0.0/8:7443" || len(got.DialDeny) != 2 || got.DialDeny[1].String() != "*:22" {
+		t.Errorf("the rules of the dialler are %v and %v", got.DialAllow, got.DialDeny)
+	}
+	got.DialAllow, got.DialDeny = nil, nil
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("got  %+v\nwant %+v", got, want)
 	}
@@ -43,6 +47,11 @@ func TestConfigFromEnv(t *testing.T) {
 			if _, err := ConfigFromEnv(env(map[string]string{name: v})); schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), name+" is ") {
 				t.Errorf("%s=%s: %v", name, v, err)
 			}
+		}
+	}
+	for _, name := range []string{"CORE_RUNNER_DIAL_ALLOW", "CORE_RUNNER_DIAL_DENY"} {
+		if _, err := ConfigFromEnv(env(map[string]string{name: "edge.example.com"})); schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), name+": ") {
+			t.Errorf("%s: %v", name, err)
 		}
 	}
 	var c Config
@@ -70,6 +79,20 @@ func TestWhereHTTPMayBePlain(t *testing.T) {
 	for _, c := range []Config{{HTTP: "7100"}, {NATS: "127.0.0.1"}, {WebSocket: "x"}, {CertFile: "c"}, {KeyFile: "k"}} {
 		if err := c.prepare(); schemas.CodeOf(err) != schemas.CodeInvalid {
 			t.Errorf("%+v: %v", c, err)
+		}
+	}
+}
+
+// A control plane that others reach keeps its own host to itself (egress.Rules).
+func TestWhoReachesIt(t *testing.T) {
+	for want, configs := range map[bool][]Config{
+		false: {{}, {HTTP: "[::1]:0", WebSocket: "localhost:1"}},
+		true:  {{HTTP: ":7100", HTTPTLS: true}, {NATS: "0.0.0.0:4222"}, {WebSocket: "192.0.2.1:80"}, {BehindProxy: true}},
+	} {
+		for _, c := range configs {
+			if err := c.prepare(); err != nil || c.shared() != want {
+				t.Errorf("%+v: %v, %v", c, c.shared(), err)
+			}
 		}
 	}
 }

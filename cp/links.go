@@ -24,7 +24,7 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 	c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
 		Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
 		Replica: c.replica, ServerID: c.server.ID(), Server: c.server.Dial, Exchange: enroller.Exchange, Order: c.order,
-		Handover: c.registry.Handover, Log: log,
+		Handover: c.registry.Handover, Rules: c.dialRules(), Log: log,
 	})
 	if err != nil {
 		return err

@@ -2,8 +2,10 @@ package cp
 
 import (
 	"context"
+	"net/netip"
 	"path/filepath"
 
+	"github.com/org-runink/runbus/cp/egress"
 	"github.com/org-runink/runbus/cp/enrol"
 	"github.com/org-runink/runbus/cp/roster"
 )
@@ -24,11 +26,26 @@ func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
 		return err
 	}
 	c.roster, err = roster.New(ctx, roster.Deps{
-		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Log: c.cfg.Log.With("part", "roster"),
+		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Log: c.cfg.Log.With("part", "roster"),
 	})
 	if err != nil {
 		return err
 	}
 	c.onClose(c.roster.Close)
 	return nil
+}
+
+// dialRules are where this control plane dials runners.
+func (c *ControlPlane) dialRules() egress.Rules {
+	return egress.Rules{Allow: c.cfg.DialAllow, Deny: c.cfg.DialDeny, Shared: c.cfg.shared(), Own: c.listeners}
+}
+
+// listeners are the ports that this control plane has.
+func (c *ControlPlane) listeners() (own []netip.AddrPort) {
+	for _, text := range []string{c.listener.Addr().String(), c.server.Addr(), c.server.WebSocketAddr()} {
+		if at, err := netip.ParseAddrPort(text); err == nil {
+			own = append(own, at)
+		}
+	}
+	return own
 }

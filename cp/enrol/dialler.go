@@ -15,6 +15,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"github.com/org-runink/runbus/cp/egress"
 	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -39,8 +40,10 @@ type DiallerDeps struct {
 	Order func(ctx context.Context, ref schemas.RunnerRef, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error)
 	// Handover says that the link of a runner is about to be replaced, so that work waits for the new one. May be nil.
 	Handover func(ref schemas.RunnerRef, within time.Duration)
-	Log      *slog.Logger     // nil: slog.Default()
-	Now      func() time.Time // nil: time.Now
+	// Rules are where runners are dialled.
+	Rules egress.Rules
+	Log   *slog.Logger     // nil: slog.Default()
+	Now   func() time.Time // nil: time.Now
 	// DialWithin bounds connection and handshake, each. Zero means 5 s.
 	DialWithin time.Duration
 	// FirstRetry and SlowestRetry pace attempts that fail. Zero means 1 s and 30 s (SPEC C7).

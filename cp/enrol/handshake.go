@@ -15,8 +15,8 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/bus/link"
+	"github.com/org-runink/runbus/cp/egress"
 	"github.com/org-runink/runbus/cp/roster"
-	"github.com/org-runink/runbus/internal/cloudmeta"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -48,16 +48,19 @@ func refuse(reason, format string, args ...any) *HandshakeError {
 	return &HandshakeError{Reason: reason, Text: fmt.Sprintf(format, args...)}
 }
 
-// notMetadata is the hook of a net.Dialer that refuses cloud metadata. It sees what is connected to, after names are resolved.
-func notMetadata(_ context.Context, _, address string, _ syscall.RawConn) error {
-	to, err := netip.ParseAddrPort(address)
-	if err != nil {
-		return fmt.Errorf("dial %s: %w", address, err)
+// ruled is the hook of a net.Dialer that refuses what rules refuse. It sees what is connected to, after names are resolved, and before
+// anything is sent.
+func ruled(rules egress.Rules) func(context.Context, string, string, syscall.RawConn) error {
+	return func(_ context.Context, _, address string, _ syscall.RawConn) error {
+		to, err := netip.ParseAddrPort(address)
+		if err != nil {
+			return fmt.Errorf("dial %s: %w", address, err)
+		}
+		if rule := rules.Refuses(to); rule != "" {
+			return refuse(ReasonForbidden, "the control plane dials no runner there: %s", rule)
+		}
+		return nil
 	}
-	if rule := cloudmeta.Address(to.Addr()); rule != "" {
-		return refuse(ReasonForbidden, "the control plane dials no runner there: %s", rule)
-	}
-	return nil
 }
 
 // verifyLeaf decides whether the peer is the runner that was dialled: TLS 1.3, a certificate of the runner CA that names the runner's

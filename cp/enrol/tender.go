@@ -257,7 +257,7 @@ func (t *tender) shake(ctx context.Context, r roster.Runner, config *tls.Config)
 		}
 		return refuse(ReasonProtocol, "what listens at %s is no runner: it speaks neither %s nor %s", r.Address, link.ProtoEnrol, link.ProtoLink)
 	}
-	raw, err := (&net.Dialer{Timeout: d.DialWithin, ControlContext: notMetadata}).DialContext(ctx, "tcp", r.Address)
+	raw, err := (&net.Dialer{Timeout: d.DialWithin, ControlContext: ruled(d.Rules)}).DialContext(ctx, "tcp", r.Address)
 	if err != nil {
 		return nil, "", err
 	}

@@ -49,7 +49,7 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 			return err
 		}
 		e["name"] = s.Name
-		address, err := validAddress(s.Address)
+		address, err := r.validAddress(s.Address)
 		if err != nil {
 			return err
 		}
@@ -93,7 +93,7 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 func (r *Roster) Edit(ctx context.Context, by auth.Principal, id string, c Change) (Runner, error) {
 	var runner Runner
 	err := r.act(ctx, by, "runner.edit", id, func(e event) error {
-		if err := c.valid(); err != nil {
+		if err := r.valid(&c); err != nil {
 			return err
 		}
 		return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
@@ -123,17 +123,16 @@ func (r *Roster) Edit(ctx context.Context, by auth.Principal, id string, c Chang
 	return runner, err
 }
 
-// valid checks what is to be changed and brings the address into its canonical form.
-// validAddress reads an address (SPEC C2). One of cloud metadata is refused here so that it is told at once; what a name leads to
-// is seen when it is dialled.
-func validAddress(text string) (schemas.Address, error) {
+// validAddress reads an address (SPEC C2). One that is not dialled is refused here so that it is told at once; what a name leads to is
+// seen when it is dialled.
+func (r *Roster) validAddress(text string) (schemas.Address, error) {
 	address, err := schemas.ParseAddress(text)
 	if err != nil {
 		return address, err
 	}
 	rule := cloudmeta.Name(address.Host)
 	if ip, err := netip.ParseAddr(address.Host); err == nil {
-		rule = cloudmeta.Address(ip)
+		rule = r.d.Dial.Refuses(netip.AddrPortFrom(ip, address.Port))
 	}
 	if rule != "" {
 		return address, schemas.Errorf(schemas.CodeInvalid, "the control plane dials no runner at %s: %s", address.Host, rule)
@@ -141,14 +140,15 @@ func validAddress(text string) (schemas.Address, error) {
 	return address, nil
 }
 
-func (c *Change) valid() error {
+// valid checks what is to be changed and brings the address into its canonical form.
+func (r *Roster) valid(c *Change) error {
 	if c.Name != nil {
 		if err := validName(*c.Name); err != nil {
 			return err
 		}
 	}
 	if c.Address != nil {
-		address, err := validAddress(*c.Address)
+		address, err := r.validAddress(*c.Address)
 		if err != nil {
 			return err
 		}

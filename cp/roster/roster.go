@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/cp/audit"
+	"github.com/org-runink/runbus/cp/egress"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -30,6 +31,8 @@ type Deps struct {
 	// `tenant/name` the one of that tenant, each for their own tenant only. Empty: everybody who is signed in but a READER.
 	// A READER never may.
 	Admins []string
+	// Dial are where runners are dialled: an address that they refuse is not taken.
+	Dial egress.Rules
 	// StaleAfter is how long the view is trusted without a confirmation by the bucket's leader. Zero means 30 s.
 	StaleAfter time.Duration
 	Log        *slog.Logger     // nil: slog.Default()
