@@ -70,7 +70,8 @@ func (c *ControlPlane) linkConfig() auth.LinkConfig {
 			}
 			return leaf.NotAfter, nil
 		},
-		OnEnded: c.dialler.OnLeafEnded,
+		InProcess: true, // the server is embedded
+		OnEnded:   c.dialler.OnLeafEnded,
 	}
 }
 

@@ -28,6 +28,9 @@ type LinkConfig struct {
 	Token func(token, serverID string, now time.Time) (LinkIdentity, error)
 	// Leaf is when a leaf that this runner may have now ends. An error of CodeUnavailable says nothing of the leaf.
 	Leaf func(ref schemas.RunnerRef, fingerprint string) (notAfter time.Time, err error)
+	// InProcess says that links are spliced into a server of the same process: a token is then taken from a connection within it only,
+	// never from one that came in by a port.
+	InProcess bool
 	// OnEnded has a function called whenever the leaf of some runner may have ended. Nil: scans find them.
 	OnEnded func(fn func())
 }
@@ -41,6 +44,9 @@ func (s *callout) decideLink(req *jwt.AuthorizationRequestClaims) verdict {
 	o := req.ConnectOptions
 	if s.c.Link.Token == nil {
 		return refusal("no dialled runners are let in here")
+	}
+	if s.c.Link.InProcess && req.ClientInformation.Host != "" { // before it is used up: it is still its runner's
+		return refusal("a link token was shown on a port")
 	}
 	who, err := s.c.Link.Token(o.Password, req.Server.ID, s.a.now())
 	if err != nil {
@@ -61,7 +67,8 @@ func (s *callout) decideLink(req *jwt.AuthorizationRequestClaims) verdict {
 	}
 	publish, subscribe := schemas.RunnerPermissions(who.Ref)
 	return verdict{
-		place: placeRun, name: who.Ref.String(), subjects: Subjects{Publish: publish, Subscribe: subscribe},
+		inProcess: s.c.Link.InProcess, // the server holds to it too
+		place:     placeRun, name: who.Ref.String(), subjects: Subjects{Publish: publish, Subscribe: subscribe},
 		tags: jwt.TagList{leafTag + who.Fingerprint, nonceTag + nonce}, expires: notAfter, maxSubs: 256,
 		tenant: who.Ref.Tenant, runner: id, key: leafTag + who.Fingerprint, actor: "runner:" + id,
 	}

@@ -29,6 +29,7 @@ type dialledRunners struct {
 
 func (d *dialledRunners) config() LinkConfig {
 	return LinkConfig{
+		InProcess: true,
 		Token: func(token, serverID string, _ time.Time) (LinkIdentity, error) {
 			d.mu.Lock()
 			defer d.mu.Unlock()
@@ -176,6 +177,32 @@ func TestALinkTokenLetsItsRunnerIn(t *testing.T) {
 	}
 	if err := nc.Flush(); err != nil {
 		t.Errorf("the link in use: %v", err)
+	}
+}
+
+// Who comes by a port is not let in by a link token, even the right one in time; and it stays good for its runner.
+func TestALinkTokenIsWorthNothingOnAPort(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	token := e.links.token(t, e.ID(), ref, "leaf-1")
+	if _, err := e.runner(t, ref, nats.UserInfo(LinkUser(ref), token)); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("on the port: %v", err)
+	}
+	if _, err := e.linked(t, ref, token); err != nil {
+		t.Errorf("its runner, afterwards: %v", err)
+	}
+}
+
+// The server itself lets nobody else in with what the callout said of a link.
+func TestALinkIsPlacedWithinTheProcessOnly(t *testing.T) {
+	for inProcess, want := range map[bool]int{true: 1, false: 3} {
+		v := verdict{place: placeRun, subjects: Subjects{Publish: []string{"a"}, Subscribe: []string{"b"}}, inProcess: inProcess}
+		u, err := v.claims("U")
+		must(t, err)
+		if len(u.AllowedConnectionTypes) != want || !u.AllowedConnectionTypes.Contains(jwt.ConnectionTypeInProcess) {
+			t.Errorf("in process %v: %v", inProcess, u.AllowedConnectionTypes)
+		}
 	}
 }
 

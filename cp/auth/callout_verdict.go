@@ -55,6 +55,8 @@ type verdict struct {
 	tags     jwt.TagList
 	expires  time.Time // zero: never
 	maxSubs  int64
+	// inProcess: only a connection within the server's process is let in.
+	inProcess bool
 
 	// For the log and the audit: never in the answer.
 	reason         *schemas.Error // why jailed
@@ -81,7 +83,10 @@ func (v verdict) claims(userNkey string) (*jwt.UserClaims, error) {
 	u.Pub.Allow = v.subjects.Publish
 	u.Sub.Allow = v.subjects.Subscribe
 	u.Subs = v.maxSubs
-	u.AllowedConnectionTypes = jwt.StringList{jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket, jwt.ConnectionTypeInProcess}
+	u.AllowedConnectionTypes = jwt.StringList{jwt.ConnectionTypeInProcess}
+	if !v.inProcess {
+		u.AllowedConnectionTypes = append(u.AllowedConnectionTypes, jwt.ConnectionTypeStandard, jwt.ConnectionTypeWebsocket)
+	}
 	if !v.expires.IsZero() {
 		u.Expires = v.expires.Unix()
 	}
