@@ -43,7 +43,9 @@ type waits struct {
 type Agent struct {
 	cfg     Config
 	cred    proof
-	dialled *dialled // nil for a runner that dials
+	linked  *linked  // nil for a runner that dials
+	dialled *dialled // nil for a runner that is not dialled
+	child   *child   // nil for a runner that its control plane did not start
 	ref     schemas.RunnerRef
 	nonce   string // of this process
 	key     *seal.Key
@@ -125,11 +127,17 @@ func New(cfg Config) (*Agent, error) {
 		a.tracer = cfg.Tracing.Tracer(tracerName)
 	}
 	a.works = newWorks(a)
-	if len(cfg.Addrs) == 0 { // last: it takes the state folder
+	switch { // last: it takes the state folder, or the lifeline
+	case cfg.Lifeline > 0:
+		if a.child, err = openChild(&a.cfg); err != nil {
+			return nil, errors.Join(err, roots.Close())
+		}
+		a.cred, a.linked = a.child, &a.child.linked
+	case len(cfg.Addrs) == 0:
 		if a.dialled, err = openDialled(&a.cfg); err != nil {
 			return nil, errors.Join(err, roots.Close())
 		}
-		a.cred = a.dialled
+		a.cred, a.linked = a.dialled, &a.dialled.linked
 	}
 	return a, nil
 }
@@ -160,9 +168,12 @@ func (a *Agent) Abort() {
 func (a *Agent) Run(ctx context.Context) error {
 	defer func() { _ = a.env.Roots.Close() }() // read only: nothing is lost
 	a.log.Info(schemas.RoleRunnerText)
-	if a.dialled != nil {
+	switch {
+	case a.dialled != nil:
 		defer a.dialled.close()
-	} else {
+	case a.child != nil:
+		defer a.child.close()
+	default:
 		a.log.Info(schemas.EnrolmentText(a.addrsText(), a.ref.Runner))
 	}
 	a.logPolicy()
@@ -173,8 +184,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)
-	if a.dialled != nil {
-		if err := a.listen(ctx, group); err != nil {
+	if a.linked != nil {
+		if err := a.await(ctx, group); err != nil {
 			cancel()
 			_ = group.Wait() // the error that counts is err
 			return unlessDrained(err)

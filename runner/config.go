@@ -44,6 +44,9 @@ type Config struct {
 	// Addrs are the control plane's addresses, each `host:port` or a URL (tls, nats, wss, ws). None: the control plane dials this
 	// runner, at Listen.
 	Addrs []string
+	// Lifeline is the file descriptor on which a managed runner's control plane, which started it, hands it its links (SPEC M1,
+	// `local`). Zero, for every other runner, means none. With it nothing says who this runner is but the links.
+	Lifeline int
 	// Listen is where a runner that is dialled listens, host:port (SPEC C1). Empty means DefaultListen.
 	Listen string
 	// Ticket enrols a runner that is dialled, once (SPEC C3). Nil for one that is enrolled already.
@@ -138,6 +141,13 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		}
 		c.TLS = on
 	}
+	if v := getenv("RUNNER_LIFELINE"); v != "" {
+		fd, err := strconv.Atoi(v)
+		if err != nil || fd < 3 || fd > 1<<20 {
+			return Config{}, configError("RUNNER_LIFELINE is %q: it is set by the control plane that starts its managed runner, and by nobody else", v)
+		}
+		c.Lifeline = fd
+	}
 	if v := getenv("RUNNER_CONCURRENCY"); v != "" {
 		n, err := strconv.Atoi(v)
 		if err != nil || n < 1 || n > 10_000 {
@@ -202,6 +212,14 @@ func (c *Config) prepare() (cred proof, tenant string, err error) {
 // oneWay refuses what mixes a runner that dials with one that is dialled.
 func (c *Config) oneWay() error {
 	switch dials := len(c.Addrs) > 0; {
+	case c.Lifeline > 0:
+		if dials || c.Ticket != nil || c.Token != "" || c.ID != "" || c.Listen != "" {
+			return configError("RUNNER_LIFELINE is set: the control plane that started this runner says who it is, so that RUNNER_ENROLL_ADDR, a token, a ticket, RUNNER_ID and CORE_RUNNER_LISTEN have no place")
+		}
+		if c.Name == "" {
+			c.Name = schemas.ConsoleRunner
+		}
+		return nil
 	case dials && c.Ticket != nil:
 		return configError("RUNNER_ENROLL_ADDR and a ticket are both set: a runner dials its control plane with a service-account token, or it has a ticket and is dialled. Drop one of them")
 	case dials && c.Token == "":

@@ -6,13 +6,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
-	"log/slog"
-	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"golang.org/x/sync/errgroup"
 
 	buslink "github.com/org-runink/runbus/bus/link"
@@ -22,26 +17,16 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// dialledURL stands for the control plane in nats.go, which dials by a name; the dialer knows better.
-const dialledURL = "nats://link.invalid:4222"
-
-// lookAgain is how often the NATS client looks for a link beside being told of one: nats.go forgets a ForceReconnect that comes
-// between two of its pauses.
-const lookAgain = 250 * time.Millisecond
-
 // dialled is what a runner that its control plane dials has instead of an address and a key: a port, a state folder with a leaf, and
 // the one link in use (SPEC C1).
 type dialled struct {
+	linked
 	store     *identity.Store
 	responder *identity.Responder
 	renewals  *renewals
 	listener  *intake.Intake
-	slot      intake.Slot
-	log       *slog.Logger
 
 	enrolled chan struct{} // a certificate is there; of size 1
-	attached chan struct{} // closed when nc is set
-	nc       atomic.Pointer[nats.Conn]
 }
 
 // openDialled takes the state folder and, for a runner that is not enrolled, begins with the ticket.
@@ -50,8 +35,8 @@ func openDialled(c *Config) (*dialled, error) {
 	if err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: err}
 	}
-	d := &dialled{store: store, renewals: newRenewals(store), log: c.Log, enrolled: make(chan struct{}, 1), attached: make(chan struct{})}
-	d.slot.Answers, d.slot.Arrived = d.answers, d.arrived
+	d := &dialled{store: store, renewals: newRenewals(store), enrolled: make(chan struct{}, 1)}
+	d.linked.open(c.Log)
 	if err := d.begin(c); err != nil {
 		_ = store.Close()
 		return nil, err
@@ -90,8 +75,7 @@ func (d *dialled) listen(ctx context.Context, addr string) (err error) {
 	return nil
 }
 
-// listen takes the port of a runner that is dialled and waits until it is enrolled. The listener runs in group. It is errDrained when
-// the runner is drained before.
+// listen takes the port of a runner that is dialled. The listener runs in group.
 func (a *Agent) listen(ctx context.Context, group *errgroup.Group) error {
 	if err := a.dialled.listen(ctx, a.cfg.Listen); err != nil {
 		return err
@@ -102,46 +86,7 @@ func (a *Agent) listen(ctx context.Context, group *errgroup.Group) error {
 		}
 		return ctx.Err()
 	}))
-	waiting, stop := context.WithCancel(ctx)
-	defer stop()
-	var watch sync.WaitGroup
-	watch.Go(func() {
-		select {
-		case <-a.drainNow:
-			stop()
-		case <-waiting.Done():
-		}
-	})
-	defer watch.Wait()
-	defer stop()
-	ref, err := a.dialled.who(waiting)
-	switch {
-	case err != nil && ctx.Err() == nil:
-		return errDrained
-	case err != nil:
-		return err
-	}
-	a.ref = ref
-	if a.cfg.Name == "" {
-		a.cfg.Name = a.dialled.store.Name()
-	}
 	return nil
-}
-
-// dialer is how nats.go gets at a connection.
-func (a *Agent) dialer(dialling context.Context) nats.CustomDialer {
-	if a.dialled != nil {
-		return &a.dialled.slot
-	}
-	return &dialer{dialling, a.tunnel, a.waits.connect}
-}
-
-// servers are the URLs for nats.go.
-func (a *Agent) servers() string {
-	if a.dialled != nil {
-		return dialledURL
-	}
-	return strings.Join(a.cfg.Addrs, ",")
 }
 
 // who waits until the runner is enrolled and returns its reference.
@@ -198,51 +143,6 @@ func (d *dialled) offer(ctx context.Context, conn *tls.Conn, p *runbusv1.LinkPre
 	}
 	return err
 }
-
-// attach gives the NATS connection to those who decide on links.
-func (d *dialled) attach(nc *nats.Conn) {
-	d.nc.Store(nc)
-	close(d.attached)
-	if d.slot.Waiting() {
-		d.arrived()
-	}
-}
-
-// arrived makes the NATS client take the link that waits. It leaves one that it has.
-func (d *dialled) arrived() {
-	nc := d.nc.Load()
-	if nc == nil {
-		return // its first dial is to come
-	}
-	if err := nc.ForceReconnect(); err != nil && !errors.Is(err, nats.ErrConnectionClosed) {
-		d.log.Warn("take the new link", "error", err)
-	}
-}
-
-// answers reports whether the link in use answers before ctx ends; one that the NATS client is still taking gets the time to.
-func (d *dialled) answers(ctx context.Context) bool {
-	select {
-	case <-d.attached:
-	case <-ctx.Done():
-		return false
-	}
-	nc := d.nc.Load()
-	connected := nc.StatusChanged(nats.CONNECTED)
-	defer nc.RemoveStatusListener(connected)
-	for {
-		if nc.IsConnected() && nc.FlushWithContext(ctx) == nil {
-			return true
-		}
-		select {
-		case <-connected:
-		case <-ctx.Done():
-			return false
-		}
-	}
-}
-
-// option shows the token of the link.
-func (d *dialled) option() nats.Option { return nats.UserInfoHandler(d.slot.UserInfo) }
 
 // sign signs a hello with the leaf.
 func (d *dialled) sign(ref schemas.RunnerRef, h *runbusv1.RunnerHello) error {

@@ -47,7 +47,7 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
 		nats.SetCustomDialer(d),
-		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS && a.dialled == nil, a.tls; return nil },
+		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS && a.linked == nil, a.tls; return nil },
 		nats.CustomInboxPrefix(schemas.InboxPrefix(a.ref)),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),
 		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.ReconnectBufSize(-1),
@@ -56,7 +56,7 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 		nats.ConnectHandler(a.newLink), nats.ReconnectHandler(a.newLink),
 		nats.ReconnectErrHandler(func(_ *nats.Conn, err error) { a.warnUnreachable(err) }),
 		nats.CustomReconnectDelay(func(attempt int) time.Duration {
-			if a.dialled != nil {
+			if a.linked != nil {
 				return lookAgain
 			}
 			// nats.go tells ReconnectErrHandler of dials that fail, and of handshakes only the very first time.
@@ -100,8 +100,8 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 	}
 	self.Store(nc)
 	a.conn = bus.NewConn(nc)
-	if a.dialled != nil {
-		a.dialled.attach(nc)
+	if a.linked != nil {
+		a.linked.attach(nc)
 	}
 	return nil
 }

@@ -22,7 +22,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// LinkPreface is the one frame that the control plane sends after the handshake of a link (ALPN `runbus-link/1`, SPEC C1).
+// LinkPreface is the one frame that the control plane sends after the handshake of a link (ALPN `runbus-link/1`, SPEC C1), and on one
+// that it hands to a managed runner.
 type LinkPreface struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Plain id; the runner refuses one that is not its own.
@@ -158,6 +159,53 @@ func (x *LinkAnswer) GetError() *ErrorDetail {
 	return nil
 }
 
+// ChildGreeting is the one frame that a managed runner says on the socket which its control plane made for it and started it with
+// (SPEC M1, `local`). What comes back on that socket are links.
+type ChildGreeting struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// SubjectPublicKeyInfo (DER) of the key that this process made and that no other knows: it signs its hellos.
+	PublicKey     []byte `protobuf:"bytes,1,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ChildGreeting) Reset() {
+	*x = ChildGreeting{}
+	mi := &file_runbus_v1_link_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ChildGreeting) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ChildGreeting) ProtoMessage() {}
+
+func (x *ChildGreeting) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_link_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ChildGreeting.ProtoReflect.Descriptor instead.
+func (*ChildGreeting) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_link_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ChildGreeting) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
 var File_runbus_v1_link_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_link_proto_rawDesc = "" +
@@ -173,7 +221,10 @@ const file_runbus_v1_link_proto_rawDesc = "" +
 	"\areplica\x18\x06 \x01(\tR\areplica\":\n" +
 	"\n" +
 	"LinkAnswer\x12,\n" +
-	"\x05error\x18\x01 \x01(\v2\x16.runbus.v1.ErrorDetailR\x05errorB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
+	"\x05error\x18\x01 \x01(\v2\x16.runbus.v1.ErrorDetailR\x05error\".\n" +
+	"\rChildGreeting\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x01 \x01(\fR\tpublicKeyB9Z7github.com/org-runink/runbus/schemas/runbus/v1;runbusv1b\x06proto3"
 
 var (
 	file_runbus_v1_link_proto_rawDescOnce sync.Once
@@ -187,16 +238,17 @@ func file_runbus_v1_link_proto_rawDescGZIP() []byte {
 	return file_runbus_v1_link_proto_rawDescData
 }
 
-var file_runbus_v1_link_proto_msgTypes = make([]protoimpl.MessageInfo, 2)
+var file_runbus_v1_link_proto_msgTypes = make([]protoimpl.MessageInfo, 3)
 var file_runbus_v1_link_proto_goTypes = []any{
 	(*LinkPreface)(nil),           // 0: runbus.v1.LinkPreface
 	(*LinkAnswer)(nil),            // 1: runbus.v1.LinkAnswer
-	(*timestamppb.Timestamp)(nil), // 2: google.protobuf.Timestamp
-	(*ErrorDetail)(nil),           // 3: runbus.v1.ErrorDetail
+	(*ChildGreeting)(nil),         // 2: runbus.v1.ChildGreeting
+	(*timestamppb.Timestamp)(nil), // 3: google.protobuf.Timestamp
+	(*ErrorDetail)(nil),           // 4: runbus.v1.ErrorDetail
 }
 var file_runbus_v1_link_proto_depIdxs = []int32{
-	2, // 0: runbus.v1.LinkPreface.server_time:type_name -> google.protobuf.Timestamp
-	3, // 1: runbus.v1.LinkAnswer.error:type_name -> runbus.v1.ErrorDetail
+	3, // 0: runbus.v1.LinkPreface.server_time:type_name -> google.protobuf.Timestamp
+	4, // 1: runbus.v1.LinkAnswer.error:type_name -> runbus.v1.ErrorDetail
 	2, // [2:2] is the sub-list for method output_type
 	2, // [2:2] is the sub-list for method input_type
 	2, // [2:2] is the sub-list for extension type_name
@@ -216,7 +268,7 @@ func file_runbus_v1_link_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_link_proto_rawDesc), len(file_runbus_v1_link_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   2,
+			NumMessages:   3,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
