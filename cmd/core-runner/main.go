@@ -14,12 +14,14 @@ import (
 
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
 )
 
 func main() {
+	selfguard.Main()
 	err := identity.RefuseArgument(os.Args[1:])
 	switch {
 	case err != nil:

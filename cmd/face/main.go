@@ -11,10 +11,14 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/controlplane"
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
 )
 
-func main() { os.Exit(run()) }
+func main() {
+	selfguard.Main()
+	os.Exit(run())
+}
 
 const usage = `face is configured by its environment alone: SERVICE_ROLE=control-plane (the default) or SERVICE_ROLE=runner, and the variables
 in docs/configuration.md.

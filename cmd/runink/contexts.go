@@ -9,10 +9,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/urfave/cli/v2"
 
 	"github.com/org-runink/runbus/internal/durable"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -98,9 +100,17 @@ func saveContext(name string, s endpoint, current bool) error {
 	return all.save()
 }
 
+// envToken is RUNINK_TOKEN, which is taken out of the environment at the first call: what is started here does not inherit it, and nobody
+// reads it off the process while a fetch runs.
+var envToken = sync.OnceValue(func() string {
+	token := os.Getenv("RUNINK_TOKEN")
+	_ = selfguard.ForgetEnv("RUNINK_TOKEN") // where that fails, the shell that set it shows it too
+	return token
+})
+
 // chosen is the server that a command talks to: the environment's, else --context, else the current context.
 func chosen(c *cli.Context) (endpoint, error) {
-	env := endpoint{URL: os.Getenv("RUNINK_URL"), Token: os.Getenv("RUNINK_TOKEN"), CA: os.Getenv("RUNINK_CA")}
+	env := endpoint{URL: os.Getenv("RUNINK_URL"), Token: envToken(), CA: os.Getenv("RUNINK_CA")}
 	name := contextName(c)
 	if env.URL != "" {
 		// A token goes to the server that it is for, never to one that was named beside it by chance.
@@ -155,7 +165,7 @@ func namedContext(name string) (endpoint, error) {
 // holds it.
 func operatorServer(c *cli.Context) (endpoint, error) {
 	s, err := chosen(c)
-	if err != nil || os.Getenv("RUNINK_TOKEN") != "" || s.DataDir == "" {
+	if err != nil || envToken() != "" || s.DataDir == "" {
 		return s, err // whoever is not the operator is told so by the server
 	}
 	b, err := os.ReadFile(filepath.Join(s.DataDir, "operator.token"))

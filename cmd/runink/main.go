@@ -12,10 +12,14 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
 )
 
 func main() {
+	selfguard.Main()
+	_, _ = envToken(), process.HideLogins() // where that fails, the shell that set them shows them too
 	app := newApp()
 	err := app.RunContext(context.Background(), os.Args)
 	os.Exit(report(os.Stderr, err, wantsJSON(os.Args)))

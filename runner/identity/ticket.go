@@ -18,7 +18,7 @@ const (
 
 // TakeTicket reads the ticket out of CORE_RUNNER_TICKET or the file that CORE_RUNNER_TICKET_FILE names; nil when neither is set. The
 // file must be regular and no link, of this user, and of mode 0600 or 0400. Both set is refused. forget clears the variable, also
-// when what it holds is wrong, before TakeTicket returns (runner.ForgetEnv). An error is of CodeInvalid and never repeats the
+// when what it holds is wrong, before TakeTicket returns (selfguard.ForgetEnv). An error is of CodeInvalid and never repeats the
 // ticket. The expiry is Fresh's.
 func TakeTicket(getenv func(string) string, forget func(names ...string) error) (*schemas.Ticket, error) {
 	text, file := getenv(EnvTicket), getenv(EnvTicketFile)

@@ -4,14 +4,14 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"log/slog"
-	"net/http"
-	"net/url"
 	"os"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/cmd/internal/telemetry"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/runner/identity"
 )
@@ -25,7 +25,7 @@ type Ready struct {
 // Run serves until the runner is drained (first SIGTERM), aborted (second), told to stop, or ctx ends. change may adjust
 // what the environment said. The exit status is runner.ExitCode of the error.
 func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*runner.Config)) error {
-	ticket, err := identity.TakeTicket(os.Getenv, runner.ForgetEnv) // before anything else starts
+	ticket, err := identity.TakeTicket(os.Getenv, selfguard.ForgetEnv) // before anything else starts
 	if err != nil {
 		return &runner.ExitError{Code: runner.ExitConfig, Err: err}
 	}
@@ -34,11 +34,9 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 		return err
 	}
 	cfg.Ticket = ticket
-	// The standard library reads the proxy's variables once, at the first request: spans may have to go out by it later.
-	_, _ = http.ProxyFromEnvironment(&http.Request{URL: &url.URL{Scheme: "https", Host: "invalid"}}) // what is wrong with them, runner.New says
 	// Token and proxy login are in memory now; nothing that this process starts shall inherit them, and nobody read them off the
 	// process.
-	if err := runner.ForgetEnv("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE", "HTTPS_PROXY", "https_proxy", "HTTP_PROXY", "http_proxy"); err != nil {
+	if err := errors.Join(process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"), process.HideLogins()); err != nil {
 		log.Warn("the enrolment token may still be seen in this process's /proc/…/environ: use RUNNER_ENROLL_TOKEN_FILE", "error", err)
 	}
 	cfg.Log = log

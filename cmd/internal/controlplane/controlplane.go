@@ -25,6 +25,9 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*c
 	if err != nil {
 		return err
 	}
+	if err := process.HideLogins(); err != nil {
+		log.Warn("logins in this process's environment may still be seen in its /proc/…/environ", "error", err)
+	}
 	cfg.Log = log
 	if change != nil {
 		change(&cfg)

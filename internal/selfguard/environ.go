@@ -1,4 +1,6 @@
-package runner
+// Package selfguard keeps the secrets of this process from others on its host: out of core files, out of the reach of other processes
+// of the same user, and out of what the kernel shows of its environment. What root can do, nothing here prevents.
+package selfguard
 
 import (
 	"bytes"
@@ -8,14 +10,33 @@ import (
 	"strings"
 )
 
-// ForgetEnv takes variables out of this process's environment, and on Linux their values out of /proc/self/environ too: there
-// the kernel shows, to whoever may read it, what the process was started with, which os.Unsetenv does not change.
+// ForgetEnv takes variables out of this process's environment, and out of what /proc shows of it as HideEnv does.
 func ForgetEnv(names ...string) error {
 	for _, name := range names {
 		if err := os.Unsetenv(name); err != nil {
 			return fmt.Errorf("unset %s: %w", name, err)
 		}
 	}
+	return HideEnv(names...)
+}
+
+// HideEnv overwrites the values of variables in /proc/self/environ: there the kernel shows, to whoever may read it, what the process was
+// started with, which os.Unsetenv does not change. os.Getenv still knows them, and programs that are started inherit them. Where there is
+// no /proc nothing shows them, and nothing is done. It must not run beside Process.
+func HideEnv(names ...string) error {
+	// The files of a process that may not be dumped are root's.
+	restore, err := openToItself()
+	if err != nil {
+		return err
+	}
+	err = hideEnv(names)
+	if failed := restore(); err == nil {
+		err = failed
+	}
+	return err
+}
+
+func hideEnv(names []string) error {
 	shown, err := os.ReadFile("/proc/self/environ")
 	if err != nil {
 		return nil // not Linux, or no /proc: nothing shows it
