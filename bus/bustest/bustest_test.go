@@ -4,14 +4,13 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/schemas"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // Every connection a test may ask for is made, and a message passes from a runner to the replica and to ops.
 func TestEverybodyConnects(t *testing.T) {

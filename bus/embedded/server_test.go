@@ -17,6 +17,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -171,7 +172,9 @@ func TestStartAndStopLeaveNothingBehind(t *testing.T) {
 		} else if err := l.Close(); err != nil {
 			t.Error(err)
 		}
-		goleak.VerifyNone(t, before)
+		if err := leak.Find(before); err != nil {
+			t.Fatal(err)
+		}
 	}
 }
 

@@ -8,7 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
@@ -19,10 +18,11 @@ import (
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
 	"github.com/org-runink/runbus/cp/trace"
+	"github.com/org-runink/runbus/internal/leak"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // env is a stack with a dispatcher and one enrolled runner.
 type env struct {

@@ -17,8 +17,7 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -27,7 +26,7 @@ func TestMain(m *testing.M) {
 	if job := os.Getenv(envJob); job != "" {
 		childMain(job)
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 // authority is a runner CA of a test.

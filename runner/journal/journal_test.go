@@ -10,14 +10,14 @@ import (
 	"sync"
 	"testing"
 
-	"go.uber.org/goleak"
+	"github.com/org-runink/runbus/internal/leak"
 )
 
 func TestMain(m *testing.M) {
 	if os.Getenv(appends) != "" {
 		appendAll()
 	}
-	goleak.VerifyTestMain(m)
+	leak.Main(m)
 }
 
 func must(t *testing.T, err error) {

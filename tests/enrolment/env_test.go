@@ -15,21 +15,20 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/enrol"
 	"github.com/org-runink/runbus/cp/roster"
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience bounds every wait of a test: it is only used up by one that fails.
 const patience = 30 * time.Second

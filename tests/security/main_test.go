@@ -9,6 +9,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/tests/stack"
 )
 
@@ -16,7 +17,7 @@ func TestMain(m *testing.M) {
 	code := m.Run()
 	stack.Remove()
 	if code == 0 {
-		if err := goleak.Find(
+		if err := leak.Find(
 			goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"), // kept-alive connections of the default client
 			goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"),
 		); err != nil {

@@ -14,16 +14,16 @@ import (
 	"strings"
 	"testing"
 
-	"go.uber.org/goleak"
 	sqlite3 "modernc.org/sqlite/lib"
 
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/runner/source/sourcetest"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 const manyRows = sourcetest.MinManyRows + 1000
 

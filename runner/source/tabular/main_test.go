@@ -9,12 +9,12 @@ import (
 
 	"github.com/apache/arrow-go/v18/arrow/ipc"
 	"github.com/apache/arrow-go/v18/arrow/memory"
-	"go.uber.org/goleak"
 
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/runner/source"
 )
 
-func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+func TestMain(m *testing.M) { leak.Main(m) }
 
 // result is a table as text: `name:type` of each column, and the rows.
 type result struct {
