@@ -11,16 +11,15 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
-// A control plane that is killed leaves its callers with an unknown outcome: over HTTP an answer without an end, from runink the status
+// A control plane that is killed leaves its callers, whatever the links of their runners are, with an unknown outcome: over HTTP an answer without an end, from runink the status
 // 4 and a text that says so, in whatever format it was to print. Nothing is run a second time when it is back; the runner stops the
 // source, and journals that the outcome is unknown; the timeline says it too.
 func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, sealed, 1, few, nil)
-	m := w.runners[0]
-	w.eavesdrop(m)
+	w := newWorld(t, sealed, stack.Links, few, nil)
+	w.eavesdrop(w.runners[0])
 	// All sources go on for longer than a runner waits for a replica that is silent; the last has sent nothing yet.
-	long := job{runner: m.id, rows: 200, last: 600_000, timeout: 9 * time.Minute}
+	long := job{rows: 200, last: 600_000, timeout: 9 * time.Minute}
 	mute := long
 	mute.first = 600_000
 	formats := []struct {
@@ -30,17 +29,21 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 		{[]string{"--json"}, long}, {[]string{"--format", "json"}, long}, {[]string{"--format", "csv"}, long}, {[]string{"--format", "arrow"}, long},
 		{[]string{"--format", "csv"}, mute}, {nil, mute},
 	}
-	over := long
-	over.bereft = true
-	caller := several(2, over)
+	of := func(i int) *member { return w.runners[i%len(w.runners)] }
+	var caller []*job
+	for _, m := range w.runners {
+		over := long
+		over.runner, over.bereft = m.id, true
+		caller = append(caller, &over)
+	}
 	var asked []*job
 	var clis []*stack.Process
 	w.run(caller, func() {
 		for i, f := range formats {
 			j := f.job
-			j.marker = "cli" + string(rune('a'+i))
+			j.marker, j.runner = "cli"+string(rune('a'+i)), of(i).id
 			asked = append(asked, &j)
-			args := []string{"fetch", "run", "--runner", m.id, "--source", "http", "--timeout", j.timeout.String(), "--out", t.TempDir() + "/out"}
+			args := []string{"fetch", "run", "--runner", j.runner, "--source", "http", "--timeout", j.timeout.String(), "--out", t.TempDir() + "/out"}
 			for k, v := range w.settings(&j) {
 				args = append(args, "--set", k+"="+v)
 			}
@@ -66,8 +69,16 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 	}
 	began := time.Now()
 	w.idle(stack.Patience)
-	say("chaos: the runner had stopped all sources %s after the control plane was back\n", time.Since(began).Round(100*time.Millisecond))
-	w.journalled(m, len(asked))
+	say("chaos: the runners had stopped all sources %s after the control plane was back\n", time.Since(began).Round(100*time.Millisecond))
+	for _, m := range w.runners {
+		n := 0
+		for _, j := range asked {
+			if j.runner == m.id {
+				n++
+			}
+		}
+		w.journalled(m, n)
+	}
 	for _, j := range caller {
 		w.shown(j.dispatch)
 	}
@@ -113,7 +124,7 @@ func (w *world) journalled(m *member, n int) {
 			w.broken("journal", "the journal says %q of a fetch whose control plane was killed", r.Outcome)
 		}
 	}
-	say("chaos: the runner's journal has %d fetches with an unknown outcome\n", unknown)
+	say("chaos: the journal of a runner (%s) has %d fetches with an unknown outcome\n", m.link, unknown)
 }
 
 // shown waits until the timeline of a dispatch that the killed control plane left says that its outcome is unknown.

@@ -3,6 +3,7 @@ package chaos
 import (
 	"cmp"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,12 +21,21 @@ const (
 	graceSpare    = 2 * time.Second  // beyond the grace
 )
 
+// How a runner is lost.
+const (
+	killed  = "killed"
+	again   = "killed, and started again"
+	stopped = "stopped"
+	silent  = "silently cut"
+)
+
 // loss is one runner that is lost, and when what was noticed of it.
 type loss struct {
 	how     string
 	m       *member
 	jobs    []*job
 	at      time.Time
+	hello   time.Time     // of the process that was started again
 	offline time.Duration // the list says so
 	refused time.Duration // new work is
 	state   stack.RunnerState
@@ -81,7 +91,7 @@ func (w *world) promised(what string, took, bound time.Duration) {
 	}
 }
 
-// A runner that is killed, whose process stands still, or whose link is silent: it is shown offline, new work is refused, and its
+// Over each kind of link a runner that is killed, whose process stands still, or whose link is silent: it is shown offline, new work is refused, and its
 // works end as lost, once a new process says hello or the grace is over. The list says which signal told.
 func TestLossIsSeenInTime(t *testing.T) {
 	t.Parallel()
@@ -89,22 +99,25 @@ func TestLossIsSeenInTime(t *testing.T) {
 	if *longFlag {
 		grace, env = 15*time.Second, nil // the default
 	}
-	w := newWorld(t, sealed, 4, few, env)
-	w.eavesdrop(w.runners[0])
-	losses := make([]*loss, 4)
-	var jobs []*job
-	for i, how := range []string{"killed", "killed, and started again", "stopped", "silently cut"} {
-		m := w.runners[i]
-		losses[i] = &loss{how: how, m: m, jobs: several(2, job{runner: m.id, rows: 200, last: 600_000, timeout: 5 * time.Minute, mustStart: true, want: []string{"runner_lost"}})}
-		jobs = append(jobs, losses[i].jobs...)
+	hows := []string{killed, again, stopped, silent}
+	var links []stack.Link
+	for _, link := range stack.Links {
+		links = append(links, slices.Repeat([]stack.Link{link}, len(hows))...)
 	}
-	killed, again, stopped, silent := losses[0], losses[1], losses[2], losses[3]
-	var hello time.Time
+	w := newWorld(t, sealed, links, few, env)
+	w.eavesdrop(w.runners[0])
+	by := map[string][]*loss{}
+	var losses []*loss
+	var jobs []*job
+	for i, m := range w.runners {
+		l := &loss{how: hows[i%len(hows)], m: m, jobs: several(2, job{runner: m.id, rows: 200, last: 600_000, timeout: 5 * time.Minute, mustStart: true, want: []string{"runner_lost"}})}
+		by[l.how], losses, jobs = append(by[l.how], l), append(losses, l), append(jobs, l.jobs...)
+	}
 	w.run(jobs, func() {
 		w.running(jobs)
 		for _, l := range losses {
 			l.at = time.Now()
-			switch l {
+			switch l.how {
 			case killed, again:
 				l.m.process.Signal(t, syscall.SIGKILL)
 			case stopped:
@@ -113,53 +126,70 @@ func TestLossIsSeenInTime(t *testing.T) {
 				l.m.proxy.blacken()
 			}
 		}
-		w.notice(killed, again)
-		w.start(again.m)
-		hello = enrolled(t, again.m)
-		w.notice(stopped, silent)
-		if table, _, status := w.plane.Runink(t, "runner", "list"); status != 0 || !strings.Contains(rowOf(table, killed.m.id), " down/") {
-			t.Errorf("runink runner list ends with %d: %s", status, table)
+		w.notice(append(slices.Clone(by[killed]), by[again]...)...)
+		for _, l := range by[again] {
+			w.start(l.m)
+			l.hello = enrolled(t, l.m)
+		}
+		w.notice(append(slices.Clone(by[stopped]), by[silent]...)...)
+		table, _, status := w.plane.Runink(t, "runner", "list")
+		for _, l := range by[killed] {
+			if status != 0 || !strings.Contains(rowOf(table, l.m.id), " down/") {
+				t.Errorf("runink runner list ends with %d: %s", status, table)
+			}
 		}
 		eventually(2*stack.Patience, func() bool {
-			for _, l := range losses {
-				if _, over := w.lostAfter(l, l.at); !over {
-					return false
-				}
-			}
-			return true
+			return !slices.ContainsFunc(losses, func(l *loss) bool {
+				_, over := w.lostAfter(l, l.at)
+				return !over
+			})
 		})
-		stopped.m.process.Signal(t, syscall.SIGCONT)
-		silent.m.proxy.heal()
+		for _, l := range by[stopped] {
+			l.m.process.Signal(t, syscall.SIGCONT)
+		}
+		for _, l := range by[silent] {
+			l.m.proxy.heal()
+		}
 	})
 	for _, l := range losses {
-		if signals := l.state.Health.Signals; signals.Connection != "down" || l.state.Health.Connected {
-			t.Errorf("%s: the list does not say that the link is gone: %+v", l.how, l.state.Health)
-		}
-		lost, _ := w.lostAfter(l, l.at)
-		say("chaos: runner %s: offline after %s by connection %s (heartbeat %s, responders %s), new work refused after %s, works %s after %s (grace %s)\n",
-			l.how, l.offline.Round(time.Millisecond), l.state.Health.Signals.Connection, l.state.Health.Signals.Heartbeat,
-			l.state.Health.Signals.Responders, l.refused.Round(time.Millisecond), cmp.Or(l.jobs[0].outcome(), "?"), lost.Round(time.Millisecond), grace)
-	}
-	lost, _ := w.lostAfter(again, hello)
-	say("chaos: works of the process before ended %s after the new one had been answered its hello\n", lost.Round(time.Millisecond))
-	for _, l := range losses[:2] {
-		w.promised("new work for a killed runner to be refused", l.refused, offlineWithin)
-	}
-	ended, _ := w.lostAfter(killed, killed.at)
-	w.promised("works of a killed runner to end", ended, grace+graceSpare)
-	w.promised("works of a runner whose new process said hello to end", lost, helloWithin)
-	for _, l := range losses[2:] {
-		w.promised("a runner that was "+l.how+" to be shown offline", l.offline, silentWithin)
-		ended, _ := w.lostAfter(l, l.at)
-		w.promised("works of a runner that was "+l.how+" to end", ended, silentWithin)
+		w.told(l, grace)
 	}
 	w.watched()
-	w.start(killed.m)
+	for _, l := range by[killed] {
+		w.start(l.m)
+	}
 	w.awaitAll()
 	w.idle(stack.Patience)
 	w.free()
 	if n := w.origin.executed("refused"); n > 0 {
 		w.broken("refused", "refused, and executed %d times all the same", n)
+	}
+}
+
+// told says what was seen of a loss, and holds it against the promises.
+func (w *world) told(l *loss, grace time.Duration) {
+	w.t.Helper()
+	what := "a runner (" + string(l.m.link) + ") that was " + l.how
+	signals := l.state.Health.Signals
+	if signals.Connection != "down" || l.state.Health.Connected {
+		w.t.Errorf("%s: the list does not say that the link is gone: %+v", what, l.state.Health)
+	}
+	lost, _ := w.lostAfter(l, l.at)
+	say("chaos: %s: offline after %s by connection %s (heartbeat %s, responders %s), new work refused after %s, works %s after %s (grace %s)\n",
+		what, l.offline.Round(time.Millisecond), signals.Connection, signals.Heartbeat, signals.Responders, l.refused.Round(time.Millisecond),
+		cmp.Or(l.jobs[0].outcome(), "?"), lost.Round(time.Millisecond), grace)
+	switch l.how {
+	case killed:
+		w.promised("new work for "+what+" to be refused", l.refused, offlineWithin)
+		w.promised("works of "+what+" to end", lost, grace+graceSpare)
+	case again:
+		lost, _ = w.lostAfter(l, l.hello)
+		say("chaos: works of the process before ended %s after the new one had been answered its hello\n", lost.Round(time.Millisecond))
+		w.promised("new work for "+what+" to be refused", l.refused, offlineWithin)
+		w.promised("works of "+what+" to end after the hello", lost, helloWithin)
+	default:
+		w.promised(what+" to be shown offline", l.offline, silentWithin)
+		w.promised("works of "+what+" to end", lost, silentWithin)
 	}
 }
 
@@ -189,7 +219,7 @@ func rowOf(table, first string) string {
 // heartbeats don't come.
 func TestEachSignalIsShown(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, sealed, 1, few, nil)
+	w := newWorld(t, sealed, []stack.Link{stack.OverTLS}, few, nil)
 	w.eavesdrop(w.runners[0])
 	deaf, mute := newRogue(t, w.plane, "deaf"), newRogue(t, w.plane, "mute")
 	began := time.Now()

@@ -200,7 +200,7 @@ func plant(t *testing.T, dir string, b bug) (caught []string, out string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	pattern := "^TestDrills$/^" + strings.ReplaceAll(b.drill, " ", "_") + "$"
+	pattern := "^TestDrills$/^" + strings.ReplaceAll(string(stack.OverTLS), " ", "_") + "$/^" + strings.ReplaceAll(b.drill, " ", "_") + "$"
 	if slices.Contains(bugTests, b.drill) {
 		pattern = "^" + b.drill + "$"
 	}

@@ -15,7 +15,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 	"github.com/org-runink/runbus/tests/stack"
@@ -126,7 +125,7 @@ func TestFloodsHarmNobodyElse(t *testing.T) {
 		r.send(t, schemas.HeartbeatSubject(r.ref), r.beat())
 	}
 	r.flush(t)
-	if n, end := fetch(t, p, "honest", file, nil); n != 1000 || end.Outcome != "completed" {
+	if n, end := fetch(t, p, "honest", file); n != 1000 || end.Outcome != "completed" {
 		t.Errorf("the honest runner's fetch: %d rows, %+v", n, end)
 	}
 	metrics := get(t, p, "/metrics")
@@ -154,20 +153,22 @@ func TestFloodsHarmNobodyElse(t *testing.T) {
 }
 
 // A link that is cut again and again while a result is under way loses no row and doubles none.
-func TestRepeatedCutsLoseNoRow(t *testing.T) {
-	const n = 200_000
-	file := rows(t, n)
-	p := stack.StartPlane(t, true, nil)
-	proxy := bustest.NewProxy(t, strings.TrimPrefix(p.NATS, "tls://"))
-	p.StartRunner(t, "edge", map[string]string{"RUNNER_FILE_ROOTS": filepath.Dir(file), "RUNNER_ENROLL_ADDR": proxy.Addr()})
-	got, end := fetch(t, p, "edge", file, func(row int) {
+func TestRepeatedCutsLoseNoRow(t *testing.T) { stack.EachLink(t, repeatedCutsLoseNoRow) }
+
+func repeatedCutsLoseNoRow(t *testing.T, link stack.Link) {
+	const n = 24 << 10
+	w := newWorld(t, sealed, []stack.Link{link}, few, nil)
+	m := w.runners[0]
+	j := &job{runner: m.id, rows: n, large: true, timeout: 80 * time.Second, mustStart: true, mustComplete: true, each: func(row int) {
 		if row%(n/4) == 1 {
-			proxy.Cut(false)
+			m.proxy.cut(false)
 		}
-	})
-	if got != n || end.Outcome != "completed" || end.Rows != n {
-		t.Errorf("%d rows of %d, %+v", got, n, end)
+	}}
+	w.run([]*job{j}, nil)
+	if source := w.origin.sum(j.marker); source == "" || j.sum != source {
+		w.broken("rows", "the checksum of what came is %q, of the source %q: %s", j.sum, source, j)
 	}
+	w.remade(m, "again and again")
 }
 
 // rows writes a CSV file of n numbered rows.
@@ -185,8 +186,8 @@ func rows(t testing.TB, n int) string {
 	return file
 }
 
-// fetch reads the file through the runner, calls each for every row, and fails the test when one is missing, twice or out of order.
-func fetch(t testing.TB, p *stack.Plane, id, file string, each func(row int)) (n int, last stack.Line) {
+// fetch reads the file through the runner, and fails the test when one is missing, twice or out of order.
+func fetch(t testing.TB, p *stack.Plane, id, file string) (n int, last stack.Line) {
 	t.Helper()
 	resp := p.Admin.Send(t, t.Context(), http.MethodPost, "/api/fetches", map[string]any{
 		"runnerId": id, "source": map[string]any{"kind": "file", "settings": map[string]string{"path": file}}, "timeout": "80s",
@@ -206,9 +207,6 @@ func fetch(t testing.TB, p *stack.Plane, id, file string, each func(row int)) (n
 		var row struct{ ID int }
 		if err := json.Unmarshal(l.Row, &row); err != nil || row.ID != n {
 			t.Fatalf("row %s in place %d: %v", l.Row, n, err)
-		}
-		if each != nil {
-			each(n)
 		}
 		n++
 	}

@@ -5,6 +5,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
 )
 
 // drills are small schedules with one kind of fault each, and the outcomes that it must have. Every invariant that a storm checks
@@ -76,7 +78,11 @@ var drills = []struct {
 		w.quiet()
 	}},
 	{"replaced", func(_ *testing.T, w *world) {
-		w.run(several(4, job{runner: "r0", rows: 200, last: 20_000, timeout: 60 * time.Second, mustStart: true, want: []string{"runner_lost"}}), func() {
+		one := job{runner: "r0", rows: 200, last: 20_000, timeout: 60 * time.Second, mustStart: true, want: []string{"runner_lost"}}
+		if w.runners[0].link == stack.OverDials { // nothing comes of the second process
+			one.last, one.want, one.mustComplete = 4000, nil, true
+		}
+		w.run(several(4, one), func() {
 			<-time.After(time.Second) // the schedule's time
 			w.replace(w.runners[0])
 		})
@@ -94,11 +100,15 @@ var drills = []struct {
 	{"too late", func(_ *testing.T, w *world) {
 		// An assignment comes after its time, and no cancel with it: the control plane stood still too. It is not run.
 		m := w.runners[0]
-		before := w.seen[2].Load()
+		work := w.seen[byRunner]
+		if m.link == stack.OverDials {
+			work = w.seen[ofWork]
+		}
+		before := work.Load()
 		m.process.Signal(w.t, syscall.SIGSTOP)
 		jobs := several(4, job{runner: m.id, rows: 200, last: 1000, timeout: 60 * time.Second, want: []string{"refused"}})
 		w.run(jobs, func() {
-			eventually(5*time.Second, func() bool { return w.seen[2].Load() >= before+int64(len(jobs)) })
+			eventually(5*time.Second, func() bool { return work.Load() >= before+int64(len(jobs)) })
 			w.plane.Signal(w.t, syscall.SIGSTOP)
 			<-time.After(2500 * time.Millisecond) // over accept_by
 			m.process.Signal(w.t, syscall.SIGCONT)
@@ -158,18 +168,21 @@ func several(n int, one job) []*job {
 	return jobs
 }
 
-// Each kind of fault has its outcome, while watchers listen to everything.
+// Each kind of fault has its outcome over each kind of link, while watchers listen to everything.
 func TestDrills(t *testing.T) {
-	for _, d := range drills {
-		t.Run(d.name, func(t *testing.T) {
-			began := time.Now()
-			w := newWorld(t, plaintext, 1, few, nil)
-			w.eavesdrop(w.runners[0])
-			d.run(t, w)
-			w.watched()
-			say("chaos: drill %q: %s\n", d.name, time.Since(began).Round(100*time.Millisecond))
-		})
-	}
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel()
+		for _, d := range drills {
+			t.Run(d.name, func(t *testing.T) {
+				began := time.Now()
+				w := newWorld(t, readable, []stack.Link{link}, few, nil)
+				w.eavesdrop(w.runners[0])
+				d.run(t, w)
+				w.watched()
+				say("chaos: drill %q, %s: %s\n", d.name, link, time.Since(began).Round(100*time.Millisecond))
+			})
+		}
+	})
 }
 
 // drillNamed reports whether there is one.

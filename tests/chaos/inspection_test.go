@@ -9,6 +9,9 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
+	"errors"
+	"io/fs"
+	"log/slog"
 	"math/big"
 	"net"
 	"os"
@@ -16,6 +19,8 @@ import (
 	"testing"
 	"time"
 
+	buslink "github.com/org-runink/runbus/bus/link"
+	"github.com/org-runink/runbus/cp/enrol"
 	"github.com/org-runink/runbus/tests/stack"
 )
 
@@ -54,36 +59,90 @@ func newInspection(t testing.TB, busCA string) *inspection {
 	return i
 }
 
-// shake passes the server's first line on, and shakes hands with both sides, which come to it only then.
-func (i *inspection) shake(l *link) error {
-	give := time.Now().Add(stack.Patience)
-	for _, c := range l.tcp {
-		if err := c.SetDeadline(give); err != nil {
+// shakeTLS ends the TLS of a NATS link: it passes the server's first line on, and shakes hands with both sides, which come to it only then.
+func (i *inspection) shakeTLS(l *link) (bool, error) {
+	return true, within(l, func() error {
+		info, err := bufio.NewReaderSize(oneByte{l.tcp[1]}, 64<<10).ReadBytes('\n')
+		if err != nil {
+			return err
+		}
+		server := tls.Client(l.tcp[1], i.client)
+		if err := server.Handshake(); err != nil {
+			return err
+		}
+		if _, err := l.tcp[0].Write(info); err != nil {
+			return err
+		}
+		return finish(l, tls.Server(l.tcp[0], i.server), server)
+	})
+}
+
+// shakeHTTPS ends the TLS of a WebSocket link.
+func (i *inspection) shakeHTTPS(l *link) (bool, error) {
+	return true, within(l, func() error { return finish(l, tls.Server(l.tcp[0], i.server), tls.Client(l.tcp[1], i.client)) })
+}
+
+// finish shakes hands with both sides and makes them the ends of the link.
+func finish(l *link, runner, plane *tls.Conn) error {
+	for _, c := range []*tls.Conn{plane, runner} {
+		if err := c.Handshake(); err != nil {
 			return err
 		}
 	}
-	info, err := bufio.NewReaderSize(oneByte{l.tcp[1]}, 64<<10).ReadBytes('\n')
-	if err != nil {
+	l.ends = [2]net.Conn{runner, plane}
+	return nil
+}
+
+// within has the handshakes of a link end in time.
+func within(l *link, shake func() error) error {
+	for _, c := range l.tcp {
+		if err := c.SetDeadline(time.Now().Add(stack.Patience)); err != nil {
+			return err
+		}
+	}
+	if err := shake(); err != nil {
 		return err
 	}
-	server := tls.Client(l.tcp[1], i.client)
-	if err := server.Handshake(); err != nil {
-		return err
-	}
-	if _, err := l.tcp[0].Write(info); err != nil {
-		return err
-	}
-	client := tls.Server(l.tcp[0], i.server)
-	if err := client.Handshake(); err != nil {
-		return err
-	}
-	l.ends = [2]net.Conn{client, server}
 	for _, c := range l.tcp {
 		if err := c.SetDeadline(time.Time{}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// impersonation ends the TLS of both sides of a dialled link by the keys of both: nobody without them can. An enrolment passes as it is.
+type impersonation struct {
+	plane string // data folder of the control plane
+	state string // folder of the runner
+}
+
+func (i impersonation) shake(l *link) (readable bool, err error) {
+	body, err := os.ReadFile(filepath.Join(i.state, "identity.pem"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil // it is being enrolled
+	} else if err != nil {
+		return false, err
+	}
+	leaf, err := tls.X509KeyPair(body, body)
+	if err != nil {
+		return false, err
+	}
+	ca, err := enrol.EnsureCA(filepath.Join(i.plane, "runner-ca"), slog.New(slog.DiscardHandler))
+	if err != nil {
+		return false, err
+	}
+	toRunner, err := ca.ClientTLS(buslink.ProtoLink)
+	if err != nil {
+		return false, err
+	}
+	toPlane := &tls.Config{
+		MinVersion: tls.VersionTLS13, Certificates: []tls.Certificate{leaf}, NextProtos: []string{buslink.ProtoLink},
+		ClientAuth: tls.RequireAnyClientCert, SessionTicketsDisabled: true,
+	}
+	return true, within(l, func() error {
+		return finish(l, tls.Client(l.tcp[0], toRunner), tls.Server(l.tcp[1], toPlane))
+	})
 }
 
 // oneByte reads one at a time: nothing of what comes behind a line is taken with it.

@@ -24,8 +24,7 @@ type job struct {
 	rows, most         int // of the source; most is the caller's limit, 0 for none
 	first, pause, last int // ms of the source: before the first row, after each hundred, before the end
 	large              bool
-	tellAt             int           // told is closed when so many rows of a large result have come
-	told               chan struct{} // made by whoever sets tellAt
+	each               func(row int) // called when as many rows of a large result have come
 	timeout            time.Duration
 	cancelAt, hangUpAt time.Duration // 0: never
 	mustStart          bool          // the runner can't be missing, nor busy

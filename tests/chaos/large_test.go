@@ -90,8 +90,8 @@ func (j *job) takeBatches(body io.Reader) error {
 				return fmt.Errorf("row %d in place %d is not the source's", n.Value(i), j.got)
 			}
 			j.got++
-			if j.got == j.tellAt {
-				close(j.told)
+			if j.each != nil {
+				j.each(j.got)
 			}
 		}
 	}

@@ -166,18 +166,26 @@ func (w *world) cutRound(r *rand.Rand, m *member, n int) {
 }
 
 // One control plane and one runner process keep nothing of the dispatches that they have done, nor of the links that were cut: 10,000
-// and 1,000 in the long run. The goroutines of the runner are compared with those of a process that has done little.
+// and 1,000 over each kind of link in the long run. The goroutines of the runner are compared with those of a process that has done little.
 func TestNothingLeaks(t *testing.T) {
 	t.Parallel()
-	rounds, perRound := 30, 10
+	seed := drawSeed(t)
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel()
+		nothingLeaks(t, link, seed)
+	})
+}
+
+func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
+	rounds, perRound := 15, 10
 	if *longFlag {
 		rounds = 1000
 	}
-	w := newWorld(t, sealed, 2, perRound, nil)
+	w := newWorld(t, sealed, []stack.Link{link, link}, perRound, nil)
 	m, control := w.runners[0], w.runners[1]
 	w.eavesdrop(m)
 	ops := w.opsSys()
-	r := rand.New(rand.NewPCG(drawSeed(t), 4))
+	r := rand.New(rand.NewPCG(seed, 4))
 	began := time.Now()
 	for _, one := range w.runners {
 		w.cutRound(r, one, perRound)
@@ -194,7 +202,7 @@ func TestNothingLeaks(t *testing.T) {
 			t.Fatalf("round %d", n)
 		}
 		if n%50 == 49 {
-			say("chaos: leaks: %s: %d dispatches, %d reconnects: %s\n", time.Since(began).Round(time.Second), len(w.jobs)-done, m.proxy.made()-links, w.look(ops, m))
+			say("chaos: leaks, %s: %s: %d dispatches, %d reconnects: %s\n", link, time.Since(began).Round(time.Second), len(w.jobs)-done, m.proxy.made()-links, w.look(ops, m))
 		}
 		if n == rounds/2 {
 			half = w.look(ops, m)
@@ -213,8 +221,8 @@ func TestNothingLeaks(t *testing.T) {
 	if many > few+spareGoroutines {
 		w.broken("leak", "the runner has %d goroutines, one that did little %d: %s", many, few, more(manyBy, fewBy))
 	}
-	say("chaos: leaks: %s: %d dispatches, %d reconnects\n  before  %s\n  halfway %s\n  after   %s\n  goroutines of the runner %d, of one that did little %d (band %d)\n",
-		time.Since(began).Round(time.Second), dispatches, reconnects, before, half, after, many, few, spareGoroutines)
+	say("chaos: leaks, %s: %s: %d dispatches, %d reconnects\n  before  %s\n  halfway %s\n  after   %s\n  goroutines of the runner %d, of one that did little %d (band %d)\n",
+		link, time.Since(began).Round(time.Second), dispatches, reconnects, before, half, after, many, few, spareGoroutines)
 	if reconnects < rounds {
 		t.Errorf("only %d reconnects in %d rounds", reconnects, rounds)
 	}

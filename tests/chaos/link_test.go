@@ -2,11 +2,8 @@ package chaos
 
 import (
 	"bufio"
-	"bytes"
 	"context"
-	"io"
 	"net"
-	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -21,16 +18,20 @@ const (
 	down            // from the control plane to the runner
 )
 
-// proxy stands between one runner and the bus. Its faults are of bytes (delay, throttle, hold in one direction or both, swallow, cut) and,
-// where it can read the protocol of NATS, of messages (twice, and once more later). Times are those of the faults, not of a test that
-// waits.
+// proxy stands between one runner and the bus, whoever of the two dials. Its faults are of bytes (delay, throttle, hold in one
+// direction or both, swallow, cut) and, where it can read the protocol of NATS, of messages (twice, and once more later). Times are
+// those of the faults, not of a test that waits.
 type proxy struct {
 	t       testing.TB
 	address string
 	target  string
-	between *inspection // ends the TLS of both sides to read it; nil: none
-	sealed  bool        // TLS from end to end, below which no message can be told from another
-	wg      sync.WaitGroup
+	dialled bool // the control plane dials, and the target is the runner
+	// shake makes the ends of a link readable, if anything has to be done for that. It reports whether they are.
+	shake func(l *link) (readable bool, err error)
+	// reader reads units of a readable link. Nil: they are plain NATS.
+	reader func(w way) reader
+	sealed bool // no link is readable: no message can be told from another
+	wg     sync.WaitGroup
 
 	mu       sync.Mutex
 	listener net.Listener // nil while links are refused
@@ -47,8 +48,8 @@ type proxy struct {
 }
 
 type link struct {
-	tcp  [2]*net.TCPConn
-	ends [2]net.Conn // the same, or the TLS on them
+	tcp  [2]*net.TCPConn // of the runner, and of the control plane
+	ends [2]net.Conn     // the same, or the TLS on them
 	over chan struct{}
 	once sync.Once
 	lost atomic.Bool // it swallows what is sent, for good, and neither side learns that the other has gone
@@ -103,17 +104,20 @@ func (p *proxy) listen() error {
 func (p *proxy) addr() string { return p.address }
 
 // splice joins two connections until they end.
-func (p *proxy) splice(client *net.TCPConn) {
+func (p *proxy) splice(from *net.TCPConn) {
 	for dark := p.darkness(); dark != nil; dark = p.darkness() {
 		<-dark // a lost SYN is sent again
 	}
 	c, err := new(net.Dialer).DialContext(context.Background(), "tcp", p.target)
 	if err != nil {
-		_ = client.Close()
+		_ = from.Close()
 		return
 	}
-	server := c.(*net.TCPConn)
-	l := &link{tcp: [2]*net.TCPConn{client, server}, ends: [2]net.Conn{client, server}, over: make(chan struct{})}
+	l := &link{tcp: [2]*net.TCPConn{from, c.(*net.TCPConn)}, over: make(chan struct{})}
+	if p.dialled {
+		l.tcp[0], l.tcp[1] = l.tcp[1], l.tcp[0]
+	}
+	l.ends = [2]net.Conn{l.tcp[0], l.tcp[1]}
 	p.mu.Lock()
 	p.links[l] = true
 	if p.shut {
@@ -126,15 +130,27 @@ func (p *proxy) splice(client *net.TCPConn) {
 		delete(p.links, l)
 		p.mu.Unlock()
 	}()
-	if p.between != nil && p.between.shake(l) != nil {
-		return
+	readable := !p.sealed
+	if p.shake != nil {
+		var err error
+		if readable, err = p.shake(l); err != nil {
+			return
+		}
 	}
 	p.mu.Lock()
 	p.began++
 	p.mu.Unlock()
 	var both sync.WaitGroup
-	both.Go(func() { p.pump(l, up) })
-	both.Go(func() { p.pump(l, down) })
+	for _, w := range []way{up, down} {
+		read := readBytes
+		switch {
+		case readable && p.reader != nil:
+			read = p.reader(w)
+		case readable:
+			read = readUnit
+		}
+		both.Go(func() { p.pump(l, w, read) })
+	}
 	both.Wait()
 }
 
@@ -151,7 +167,7 @@ type unit struct {
 }
 
 // pump carries one direction of a link.
-func (p *proxy) pump(l *link, w way) {
+func (p *proxy) pump(l *link, w way, read reader) {
 	defer func() {
 		if !l.lost.Load() {
 			l.end()
@@ -171,10 +187,6 @@ func (p *proxy) pump(l *link, w way) {
 	in := bufio.NewReaderSize(l.ends[w], 64<<10)
 	var again []byte // to come a third time
 	var wait int
-	read := readUnit
-	if p.sealed {
-		read = readBytes
-	}
 	for {
 		b, mayRepeat, err := read(in)
 		if err != nil {
@@ -240,44 +252,6 @@ func (p *proxy) pass(l *link, w way, u unit) bool {
 	}
 	_, err := l.ends[1-w].Write(u.bytes)
 	return err == nil
-}
-
-// readBytes reads what there is.
-func readBytes(in *bufio.Reader) (b []byte, mayRepeat bool, err error) {
-	b = make([]byte, 32<<10)
-	n, err := in.Read(b)
-	return b[:n], false, err
-}
-
-// readUnit reads a line of the protocol and its payload. Messages of the work itself (assignments, frames, credit, orders) may
-// come twice: a hello or heartbeat that does is another process's word.
-func readUnit(in *bufio.Reader) (b []byte, mayRepeat bool, err error) {
-	line, err := in.ReadBytes('\n')
-	if err != nil {
-		return nil, false, err
-	}
-	fields := bytes.Fields(line)
-	if len(fields) < 3 {
-		return line, false, nil
-	}
-	switch string(bytes.ToUpper(fields[0])) {
-	case "PUB", "HPUB", "MSG", "HMSG":
-	default:
-		return line, false, nil
-	}
-	size, err := strconv.Atoi(string(fields[len(fields)-1]))
-	if err != nil {
-		return nil, false, err
-	}
-	subject := fields[1]
-	b = make([]byte, len(line)+size+2)
-	if _, err := io.ReadFull(in, b[copy(b, line):]); err != nil {
-		return nil, false, err
-	}
-	for _, kind := range []string{".work.", ".credit.", ".result.", ".control."} {
-		mayRepeat = mayRepeat || bytes.Contains(subject, []byte(kind))
-	}
-	return b, mayRepeat, nil
 }
 
 // cut ends all links; shut refuses new ones until heal.

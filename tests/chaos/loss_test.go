@@ -2,8 +2,11 @@ package chaos
 
 import (
 	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
 )
 
 // cutLasts is how long a link is cut in the middle of a fetch or of a result. It is less than the grace.
@@ -33,10 +36,14 @@ func TestCutInAFetch(t *testing.T) {
 	if *longFlag {
 		seconds, earliest, latest = 60, 15, 40
 	}
-	w := newWorld(t, sealed, len(cuttings), few, nil)
+	var links []stack.Link
+	for _, link := range stack.Links {
+		links = append(links, slices.Repeat([]stack.Link{link}, len(cuttings))...)
+	}
+	w := newWorld(t, sealed, links, few, nil)
 	w.eavesdrop(w.runners[0])
 	var jobs []*job
-	for i := range cuttings {
+	for i := range links {
 		jobs = append(jobs,
 			&job{runner: w.runners[i].id, rows: 100 * seconds, pause: 1000, timeout: 5 * time.Minute, mustStart: true, mustComplete: true},
 			&job{runner: w.runners[i].id, rows: 1000, first: 1000 * seconds, timeout: 5 * time.Minute, mustStart: true, mustComplete: true})
@@ -44,8 +51,8 @@ func TestCutInAFetch(t *testing.T) {
 	at := time.Duration(1000*earliest+r.IntN(1000*(latest-earliest))) * time.Millisecond
 	w.run(jobs, func() {
 		<-time.After(at) // the schedule's time
-		for i, c := range cuttings {
-			c.begin(w.runners[i].proxy)
+		for i, m := range w.runners {
+			cuttings[i%len(cuttings)].begin(m.proxy)
 		}
 		<-time.After(cutLasts)
 		for _, m := range w.runners {
@@ -53,10 +60,10 @@ func TestCutInAFetch(t *testing.T) {
 		}
 	})
 	for k, j := range jobs {
-		c := cuttings[k/2]
-		w.remade(w.runners[k/2], c.name)
-		say("chaos: cut %s for %s, %s into a fetch of %d s: %s after %s, %d rows, executed %d times\n",
-			c.name, cutLasts, at.Round(time.Millisecond), seconds, j.outcome(), j.took.Round(time.Millisecond), j.got, w.origin.executed(j.marker))
+		m, c := w.runners[k/2], cuttings[k/2%len(cuttings)]
+		w.remade(m, c.name)
+		say("chaos: %s cut %s for %s, %s into a fetch of %d s: %s after %s, %d rows, executed %d times\n",
+			m.link, c.name, cutLasts, at.Round(time.Millisecond), seconds, j.outcome(), j.took.Round(time.Millisecond), j.got, w.origin.executed(j.marker))
 	}
 	w.watched()
 	w.free()
@@ -70,45 +77,56 @@ func TestCutInALargeResult(t *testing.T) {
 	if *longFlag {
 		rows = 1 << 20
 	}
-	for _, c := range cuttings {
-		t.Run(c.name, func(t *testing.T) {
-			w := newWorld(t, sealed, 1, few, nil)
-			m := w.runners[0]
-			w.eavesdrop(m)
-			j := &job{
-				runner: m.id, rows: rows, large: true, timeout: 10 * time.Minute, mustStart: true, mustComplete: true,
-				tellAt: rows/5 + r.IntN(rows/2), told: make(chan struct{}),
+	at := rows/5 + r.IntN(rows/2)
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel()
+		for _, c := range cuttings {
+			t.Run(c.name, func(t *testing.T) { cutInALargeResult(t, link, c.name, c.begin, rows, at) })
+		}
+	})
+}
+
+func cutInALargeResult(t *testing.T, link stack.Link, how string, begin func(*proxy), rows, at int) {
+	w := newWorld(t, sealed, []stack.Link{link}, few, nil)
+	m := w.runners[0]
+	w.eavesdrop(m)
+	told := make(chan struct{})
+	j := &job{
+		runner: m.id, rows: rows, large: true, timeout: 10 * time.Minute, mustStart: true, mustComplete: true,
+		each: func(row int) {
+			if row == at {
+				close(told)
 			}
-			w.run([]*job{j}, func() {
-				select {
-				case <-j.told:
-				case <-time.After(5 * time.Minute):
-					t.Errorf("%d rows did not come", j.tellAt)
-				}
-				c.begin(m.proxy)
-				<-time.After(cutLasts)
-				m.proxy.heal()
-			})
-			w.remade(m, c.name)
-			if source := w.origin.sum(j.marker); source == "" || j.sum != source {
-				w.broken("rows", "the checksum of what came is %q, of the source %q: %s", j.sum, source, j)
-			}
-			plane, runner := w.plane.PeakMemory(t), m.process.PeakMemory(t)
-			say("chaos: cut %s for %s at row %d of %d rows of %d bytes: %s after %s, %d rows, executed %d times, sha256 %.16s…; peak resident memory: control plane %d MiB, runner %d MiB\n",
-				c.name, cutLasts, j.tellAt, rows, rowBytes, j.outcome(), j.took.Round(time.Millisecond), j.got, w.origin.executed(j.marker), j.sum, plane>>20, runner>>20)
-			if plane > planeMemory || runner > runnerMemory {
-				w.broken("memory", "the control plane had %d MiB resident, the runner %d", plane>>20, runner>>20)
-			}
-			w.watched()
-			w.free()
-		})
+		},
 	}
+	w.run([]*job{j}, func() {
+		select {
+		case <-told:
+		case <-time.After(5 * time.Minute):
+			t.Errorf("%d rows did not come", at)
+		}
+		begin(m.proxy)
+		<-time.After(cutLasts)
+		m.proxy.heal()
+	})
+	w.remade(m, how)
+	if source := w.origin.sum(j.marker); source == "" || j.sum != source {
+		w.broken("rows", "the checksum of what came is %q, of the source %q: %s", j.sum, source, j)
+	}
+	plane, runner := w.plane.PeakMemory(t), m.process.PeakMemory(t)
+	say("chaos: %s cut %s for %s at row %d of %d rows of %d bytes: %s after %s, %d rows, executed %d times, sha256 %.16s…; peak resident memory: control plane %d MiB, runner %d MiB\n",
+		link, how, cutLasts, at, rows, rowBytes, j.outcome(), j.took.Round(time.Millisecond), j.got, w.origin.executed(j.marker), j.sum, plane>>20, runner>>20)
+	if plane > planeMemory || runner > runnerMemory {
+		w.broken("memory", "the control plane had %d MiB resident, the runner %d", plane>>20, runner>>20)
+	}
+	w.watched()
+	w.free()
 }
 
 // remade fails unless the runner has a new link: else nothing was cut.
 func (w *world) remade(m *member, how string) {
 	w.t.Helper()
-	if n := m.proxy.made(); n < 2 {
+	if m.proxy.made() == m.made {
 		w.t.Errorf("the link of %s that was cut (%s) was never made again", m.id, how)
 	}
 }

@@ -13,6 +13,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
 )
 
 var (
@@ -259,18 +261,45 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 	return fmt.Sprintf(`chaos: seed %d, %s: %d dispatches, %d executions, %d rows
   outcomes:%s
   faults:%s; %d cuts of links, %d messages twice
-  watchers saw %d messages in OPS, %d in RUN, %d with a runner's credential
+  watchers saw %d messages in OPS, %d in RUN, %d with a runner's credential; links:%s
   held before %+v
   held after  %+v`, seed, took.Round(time.Second), len(w.jobs), executed, rows, list(outcomes), list(w.faults), cuts, repeated,
-		w.seen[0].Load(), w.seen[1].Load(), w.seen[2].Load(), before, after)
+		w.seen[inOPS].Load(), w.seen[inRUN].Load(), w.seen[byRunner].Load(), w.links(), before, after)
+}
+
+// links says which runner has which link, and which proxies read messages.
+func (w *world) links() string {
+	var b strings.Builder
+	for _, m := range w.runners {
+		fmt.Fprintf(&b, " %s %s", m.name, m.link)
+		if !m.proxy.sealed {
+			b.WriteString(" (read)")
+		}
+		b.WriteByte(',')
+	}
+	return strings.TrimSuffix(b.String(), ",")
+}
+
+// drawLinks draws the links of n runners, at least three: each kind is among them, and the first dials.
+func drawLinks(seed uint64, n int) []stack.Link {
+	r := rand.New(rand.NewPCG(seed, 5))
+	links := slices.Clone(stack.Links)
+	for len(links) < n {
+		links = append(links, stack.Links[r.IntN(len(stack.Links))])
+	}
+	r.Shuffle(n, func(i, j int) { links[i], links[j] = links[j], links[i] })
+	i := slices.IndexFunc(links, func(l stack.Link) bool { return l != stack.OverDials })
+	links[0], links[i] = links[i], links[0]
+	return links
 }
 
 // Under a seeded mix of faults every dispatch keeps its promises: at most one execution, one outcome, every row once, and
-// nothing is left behind. All links are TLS.
+// nothing is left behind. All links are TLS; the seed decides which runner has which kind.
 func TestSeededMinute(t *testing.T) {
-	w := newWorld(t, mixed, 3, few, nil)
-	w.eavesdrop(w.runners[1])
-	text := w.storm(drawSeed(t), 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 15*time.Second })
+	seed := drawSeed(t)
+	w := newWorld(t, mixed, drawLinks(seed, 3), few, nil)
+	w.eavesdrop(w.runners[0])
+	text := w.storm(seed, 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 15*time.Second })
 	say("%s\n", text)
 }
 
@@ -280,8 +309,9 @@ func TestTenThousandDispatches(t *testing.T) {
 		t.Log("many minutes: run it by scripts/chaos")
 		return
 	}
-	w := newWorld(t, mixed, 4, 80, nil)
-	w.eavesdrop(w.runners[1])
-	text := w.storm(drawSeed(t), 4*80, 9, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
+	seed := drawSeed(t)
+	w := newWorld(t, mixed, drawLinks(seed, 4), 80, nil)
+	w.eavesdrop(w.runners[0])
+	text := w.storm(seed, 4*80, 9, func(done, cuts int, _ time.Time) bool { return done >= 10_000 && cuts >= 1000 })
 	say("%s\n", text)
 }

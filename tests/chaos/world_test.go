@@ -28,16 +28,19 @@ import (
 // few is what each runner of a world takes at once, if no more is asked for.
 const few = 8
 
-// exitReplaced is the exit status of a runner whose id another process took.
-const exitReplaced = 10
+// The exit status of a runner whose id another process took, and of one that can't be started as it is configured.
+const (
+	exitReplaced = 10
+	exitConfig   = 2
+)
 
-// wiring is what the links of a world are made of.
+// wiring is what the proxies of a world can read.
 type wiring int
 
 const (
-	plaintext wiring = iota // the proxies read everything
-	sealed                  // TLS from the runner to the control plane: the proxies see bytes
-	mixed                   // TLS; every second proxy ends it on both sides, and reads
+	readable wiring = iota // everything: a link is plaintext, or the proxy has the keys to end its TLS
+	sealed                 // nothing: TLS from end to end, the proxies see bytes
+	mixed                  // every second proxy ends TLS on both sides
 )
 
 // world is a control plane, a source and runners, each behind a proxy of its own. A watcher listens to all of the bus in OPS and
@@ -54,7 +57,7 @@ type world struct {
 	origin  *origin
 	runners []*member
 	client  *http.Client
-	seen    [3]atomic.Int64 // by the watchers
+	seen    map[string]*atomic.Int64 // by the watchers
 	conns   []*nats.Conn
 	number  atomic.Int64
 	ends    sync.Map // of jobs, by marker
@@ -62,48 +65,98 @@ type world struct {
 	faults  map[string]int
 }
 
+// The watchers, by where they are. The copies of work in OPS are counted by themselves: they tell that an assignment was published.
+const (
+	inOPS    = "OPS"
+	inRUN    = "RUN"
+	byRunner = "RUN, by the runner's own credential"
+	ofWork   = "OPS, of work"
+)
+
 // member is a runner of a world.
 type member struct {
-	id, token string
-	proxy     *proxy
-	process   *stack.Runner
-	state     string // folder of its state
+	name, id string // the same, but for a dialled one
+	link     stack.Link
+	token    string // of one that dials
+	address  string // where one listens that is dialled
+	proxy    *proxy
+	made     int // links, when it took work for the first time
+	process  *stack.Runner
+	state    string // folder of its state
+	ca       string // that it is to trust, if not the control plane's
 }
 
-// newWorld starts a control plane and n runners with so many slots each. more is the control plane's environment.
-func newWorld(t testing.TB, links wiring, n, slots int, more map[string]string) *world {
+// newWorld starts a control plane and a runner with so many slots for each of the links. more is the control plane's environment.
+func newWorld(t testing.TB, wires wiring, links []stack.Link, slots int, more map[string]string) *world {
 	t.Helper()
 	env := map[string]string{"RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
 	maps.Copy(env, more)
-	if links == plaintext {
+	if wires == readable {
 		env["RUNBUS_NATS_PLAINTEXT"] = "true"
 	}
-	w := &world{t: t, env: env, wiring: links, slots: slots, origin: newOrigin(t), faults: map[string]int{}, client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}}}
+	w := &world{
+		t: t, env: env, wiring: wires, slots: slots, origin: newOrigin(t), faults: map[string]int{}, seen: map[string]*atomic.Int64{},
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}},
+	}
 	t.Cleanup(w.client.CloseIdleConnections)
 	w.plane = stack.StartPlane(t, false, w.env)
-	_, w.target, _ = strings.Cut(w.plane.NATS, "://")
+	w.target = hostOf(w.plane.NATS)
 	w.url, w.token = w.plane.HTTP, w.plane.Admin.Token
-	w.env["RUNBUS_NATS"], w.env["RUNBUS_HTTP"] = w.target, strings.TrimPrefix(w.plane.HTTP, "http://")
-	w.watch(0, w.connect("ops"), "runbus.v1.>")
-	w.watch(1, w.connect("dispatch"), "runbus.v1.*.runner.*.result.>", "runbus.v1.*.runner.*.reply.>")
-	for i := range n {
-		m := &member{id: "r" + strconv.Itoa(i), proxy: w.newProxy(i)}
-		_, m.token = w.plane.Admin.MintKey(t, m.id)
+	w.env["RUNBUS_NATS"], w.env["RUNBUS_HTTP"], w.env["RUNBUS_WEBSOCKET"] = w.target, hostOf(w.plane.HTTP), hostOf(w.plane.WebSocket)
+	ops := w.connect("ops")
+	w.watch(inOPS, ops, "runbus.v1.>")
+	w.watch(ofWork, ops, "runbus.v1.*.runner.*.work.*")
+	w.watch(inRUN, w.connect("dispatch"), "runbus.v1.*.runner.*.result.>", "runbus.v1.*.runner.*.reply.>")
+	for i, link := range links {
+		m := &member{name: "r" + strconv.Itoa(i), link: link, state: filepath.Join(t.TempDir(), "state")}
+		m.proxy = w.newProxy(m, wires == readable || wires == mixed && i%2 == 0)
+		if link == stack.OverDials {
+			made := w.plane.Admin.Create(t, m.name, m.proxy.addr())
+			m.id = made.Runner.ID
+			w.listen(m, map[string]string{"CORE_RUNNER_TICKET": made.Ticket})
+		} else {
+			m.id = m.name
+			_, m.token = w.plane.Admin.MintKey(t, m.id)
+			w.start(m)
+		}
+		m.made = m.proxy.made()
 		w.runners = append(w.runners, m)
-		w.start(m)
 	}
 	return w
 }
 
-// newProxy is the proxy of the i-th runner.
-func (w *world) newProxy(i int) *proxy {
+// hostOf is host:port of a URL.
+func hostOf(url string) string {
+	_, host, _ := strings.Cut(url, "://")
+	return host
+}
+
+// newProxy is the proxy of a runner, which reads what goes through it, if it should.
+func (w *world) newProxy(m *member, reads bool) *proxy {
 	w.t.Helper()
-	p := &proxy{target: w.target}
-	switch {
-	case w.wiring == mixed && i%2 == 0:
-		p.between = newInspection(w.t, w.plane.CA)
-	case w.wiring != plaintext:
-		p.sealed = true
+	p := &proxy{target: w.target, sealed: !reads}
+	var between *inspection
+	if reads && w.wiring != readable && m.link != stack.OverDials {
+		between = newInspection(w.t, w.plane.CA)
+		m.ca = between.ca
+	}
+	switch m.link {
+	case stack.OverDials:
+		m.address = stack.FreeAddress(w.t, "127.0.0.1:0")
+		p.target, p.dialled = m.address, true
+		if reads {
+			p.shake, p.reader = impersonation{w.plane.DataDir, m.state}.shake, func(way) reader { return readPreface() }
+		}
+	case stack.OverWSS:
+		p.target = hostOf(w.plane.WebSocket)
+		p.reader = func(w way) reader { return readWebSocket(w == up) }
+		if between != nil {
+			p.shake = between.shakeHTTPS
+		}
+	default:
+		if between != nil {
+			p.shake = between.shakeTLS
+		}
 	}
 	return startProxy(w.t, p)
 }
@@ -111,7 +164,7 @@ func (w *world) newProxy(i int) *proxy {
 // tls is how clients of the harness itself speak to the bus.
 func (w *world) tls() nats.Option {
 	return func(o *nats.Options) error {
-		if w.wiring != plaintext {
+		if w.wiring != readable {
 			o.Secure, o.TLSConfig = true, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: caPool(w.t, w.plane.CA)}
 		}
 		return nil
@@ -148,10 +201,15 @@ func (w *world) connect(user string) *nats.Conn {
 }
 
 // watch subscribes subjects and counts what comes.
-func (w *world) watch(i int, nc *nats.Conn, subjects ...string) {
+func (w *world) watch(where string, nc *nats.Conn, subjects ...string) {
 	w.t.Helper()
+	seen := w.seen[where]
+	if seen == nil {
+		seen = new(atomic.Int64)
+		w.seen[where] = seen
+	}
 	for _, subject := range subjects {
-		if _, err := nc.Subscribe(subject, func(*nats.Msg) { w.seen[i].Add(1) }); err != nil {
+		if _, err := nc.Subscribe(subject, func(*nats.Msg) { seen.Add(1) }); err != nil {
 			w.t.Fatal(err)
 		}
 	}
@@ -160,20 +218,23 @@ func (w *world) watch(i int, nc *nats.Conn, subjects ...string) {
 	}
 }
 
-// watched fails unless every watcher was there and saw something.
+// watched fails unless every watcher saw something.
 func (w *world) watched() {
 	w.t.Helper()
-	for i, where := range []string{"OPS", "RUN", "RUN, by the runner's own credential,"} {
-		if w.seen[i].Load() == 0 {
+	for where, seen := range w.seen {
+		if seen.Load() == 0 {
 			w.t.Errorf("the watcher in %s saw nothing", where)
 		}
 	}
 }
 
 // eavesdrop listens, with the runner's own credential, to the work and the orders of all its sessions: whatever is published there
-// has a subscriber, though no runner may be left. Nobody else may subscribe them.
+// has a subscriber, though no runner may be left. Nobody else may subscribe them. A dialled runner has no credential but its one link.
 func (w *world) eavesdrop(m *member) {
 	w.t.Helper()
+	if m.link == stack.OverDials {
+		return
+	}
 	token, err := schemas.ParseServiceToken(m.token)
 	if err != nil {
 		w.t.Fatal(err)
@@ -190,24 +251,43 @@ func (w *world) eavesdrop(m *member) {
 		w.t.Fatalf("connect as runner %s: %v", m.id, err)
 	}
 	w.t.Cleanup(nc.Close)
-	w.watch(2, nc, schemas.WorkSubject(ref, "*"), schemas.ControlSubject(ref, "*"))
+	w.watch(byRunner, nc, schemas.WorkSubject(ref, "*"), schemas.ControlSubject(ref, "*"))
 }
 
 // start starts a process of the runner and waits until it takes work.
 func (w *world) start(m *member) {
 	w.t.Helper()
-	m.state = filepath.Join(w.t.TempDir(), "state")
-	env := map[string]string{
-		"RUNNER_ENROLL_ADDR": m.proxy.addr(), "RUNNER_ENROLL_TOKEN": m.token,
-		"RUNNER_CONCURRENCY": strconv.Itoa(w.slots), "CORE_RUNNER_STATE_DIR": m.state,
+	if m.link == stack.OverDials {
+		w.listen(m, nil)
+		return
 	}
-	switch {
-	case w.wiring == plaintext:
+	m.state = filepath.Join(w.t.TempDir(), "state") // two processes under one id have one each
+	addr := map[stack.Link]string{stack.OverTLS: "tls", stack.OverWSS: "wss"}[m.link]
+	env := map[string]string{"RUNNER_ENROLL_TOKEN": m.token}
+	if w.wiring == readable {
+		addr = map[stack.Link]string{stack.OverTLS: "nats", stack.OverWSS: "ws"}[m.link]
 		env["RUNNER_ENROLL_TLS"] = "false"
-	case m.proxy.between != nil:
-		env["RUNNER_ENROLL_CA"] = m.proxy.between.ca
 	}
+	env["RUNNER_ENROLL_ADDR"] = addr + "://" + m.proxy.addr()
+	if m.ca != "" {
+		env["RUNNER_ENROLL_CA"] = m.ca
+	}
+	maps.Copy(env, w.ofRunner(m))
 	m.process = w.plane.StartRunner(w.t, m.id, env)
+}
+
+// listen starts the process of a dialled runner, on its folder and port.
+func (w *world) listen(m *member, more map[string]string) {
+	w.t.Helper()
+	env := w.ofRunner(m)
+	env["CORE_RUNNER_LISTEN"] = m.address
+	maps.Copy(env, more)
+	m.process = w.plane.StartListening(w.t, m.id, m.name, env)
+}
+
+// ofRunner is the environment of every runner.
+func (w *world) ofRunner(m *member) map[string]string {
+	return map[string]string{"RUNNER_CONCURRENCY": strconv.Itoa(w.slots), "CORE_RUNNER_STATE_DIR": m.state}
 }
 
 // kill ends the runner's process the hard way.
@@ -217,9 +297,19 @@ func (w *world) kill(m *member) {
 	m.process.Exit(w.t)
 }
 
-// replace starts another process under the runner's id; the one before is to end by itself, with the status that says so.
+// replace starts another process under the runner's id; the one before is to end by itself, with the status that says so. The other
+// process of a dialled runner, on its one folder, does not come up.
 func (w *world) replace(m *member) {
 	w.t.Helper()
+	if m.link == stack.OverDials {
+		env := w.ofRunner(m)
+		env["CORE_RUNNER_LISTEN"] = "127.0.0.1:0"
+		second := stack.Start(w.t, "second process of "+m.name, w.plane.Bin.CoreRunner, env, "serve")
+		if code := second.Exit(w.t); code != exitConfig || !second.Stderr.Has("in use by another runner") {
+			w.broken("replaced", "a second process on the folder of %s ended with status %d: %s", m.id, code, second.Stderr)
+		}
+		return
+	}
 	before := m.process
 	w.start(m)
 	select {

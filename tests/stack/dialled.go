@@ -18,10 +18,13 @@ const (
 	OverDials Link = "dialled"
 )
 
+// Links are all of them.
+var Links = []Link{OverTLS, OverWSS, OverDials}
+
 // EachLink runs a test once for each way.
 func EachLink(t *testing.T, test func(t *testing.T, link Link)) {
 	t.Helper()
-	for _, link := range []Link{OverTLS, OverWSS, OverDials} {
+	for _, link := range Links {
 		t.Run(string(link), func(t *testing.T) { test(t, link) })
 	}
 }
@@ -73,16 +76,18 @@ func (p *Plane) StartDialled(t testing.TB, name string, env map[string]string) *
 	all := p.DialledEnv(name, address)
 	all["CORE_RUNNER_TICKET"] = made.Ticket
 	maps.Copy(all, env)
-	return p.startListening(t, made.Runner.ID, name, all)
+	return p.StartListening(t, made.Runner.ID, name, all)
 }
 
 // RestartDialled starts a runner that has enrolled before.
 func (p *Plane) RestartDialled(t testing.TB, id, name, address string) *Runner {
 	t.Helper()
-	return p.startListening(t, id, name, p.DialledEnv(name, address))
+	return p.StartListening(t, id, name, p.DialledEnv(name, address))
 }
 
-func (p *Plane) startListening(t testing.TB, id, name string, env map[string]string) *Runner {
+// StartListening starts `core-runner serve` with exactly this environment, which has it listen, has it dialled at once, and waits
+// until it is linked.
+func (p *Plane) StartListening(t testing.TB, id, name string, env map[string]string) *Runner {
 	t.Helper()
 	r := &Runner{Process: Start(t, "runner "+name, p.Bin.CoreRunner, env, "serve"), ID: id}
 	r.Stderr.Must(t, "listening for the control plane")
