@@ -101,6 +101,7 @@ func Start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 		run  func(ctx, runCtx context.Context) error
 	}{
 		{"data folder", c.openData},
+		{"runner CA", c.openCA}, // before anything listens
 		{"HTTP listener", c.listen},
 		{"bus", c.startBus},
 		{"state", c.openState},

@@ -15,12 +15,13 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/schemas"
 )
 
 func TestMain(m *testing.M) {
 	// A server that is stopped just after its mirrors were made keeps this one until its own time-out.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*stream).setupMirrorConsumer.func3"))
+	leak.Main(m, goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*stream).setupMirrorConsumer.func3"))
 }
 
 const patience = time.Minute
@@ -120,6 +121,7 @@ func TestStartRefusals(t *testing.T) {
 		"HTTP taken":     {taken(func(c2 *Config) { c2.HTTP = c.listener.Addr().String() }), schemas.CodeConflict, c.listener.Addr().String()},
 		"NATS taken":     {taken(func(c2 *Config) { c2.NATS = c.server.Addr() }), schemas.CodeConflict, c.server.Addr()},
 		"HTTP in clear":  {taken(func(c2 *Config) { c2.HTTP = "0.0.0.0:0" }), schemas.CodeInvalid, "in the clear"},
+		"CA open":        {taken(func(c2 *Config) { c2.RunnerCADir, c2.HTTP = open, c.listener.Addr().String() }), schemas.CodeInvalid, "the folder of the runner CA " + open + " is open to others"},
 		"half a keypair": {taken(func(c2 *Config) { c2.CertFile = "x.pem" }), schemas.CodeInvalid, "come together"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 // dirRunnerCA is where the runner CA is in the data folder, if CORE_RUNNER_CA_DIR names no other place.
 const dirRunnerCA = "runner-ca"
 
-// openRunners opens the runner CA and the registry of dialled runners.
-func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
+// openCA opens the runner CA.
+func (c *ControlPlane) openCA(context.Context, context.Context) (err error) {
 	dir := c.cfg.RunnerCADir
 	if dir == "" {
 		dir = c.data.file(dirRunnerCA)
@@ -22,9 +22,12 @@ func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
 	if dir, err = filepath.Abs(dir); err != nil {
 		return err
 	}
-	if c.runnerCA, err = enrol.EnsureCA(dir, c.cfg.Log.With("part", "enrol")); err != nil {
-		return err
-	}
+	c.runnerCA, err = enrol.EnsureCA(dir, c.cfg.Log.With("part", "enrol"))
+	return err
+}
+
+// openRunners opens the registry of dialled runners.
+func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
 	c.roster, err = roster.New(ctx, roster.Deps{
 		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Log: c.cfg.Log.With("part", "roster"),
 	})

@@ -119,8 +119,13 @@ func checkCAFolder(dir string) error {
 	if !info.IsDir() {
 		return schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_CA_DIR: %s is not a folder", dir)
 	}
+	if uid, others := durable.OthersUser(info); others {
+		return schemas.Errorf(schemas.CodeInvalid, "the folder of the runner CA %s belongs to the user %d, and this process runs as %d", dir, uid, os.Geteuid()).
+			WithHint("run the control plane as the folder's owner, or give the folder and its files to its user with chown")
+	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
-		return schemas.Errorf(schemas.CodeInvalid, "the folder of the runner CA %s is open to others (mode %04o)", dir, mode).WithHint("chmod 700 it")
+		return schemas.Errorf(schemas.CodeInvalid, "the folder of the runner CA %s is open to others (mode %04o)", dir, mode).
+			WithHint("chmod 700 it; if somebody else could read the key, empty the folder to have a new CA minted and create all dialled runners again")
 	}
 	return nil
 }
@@ -133,6 +138,10 @@ func readCAFile(dir, name string) ([]byte, error) {
 	}
 	if !info.Mode().IsRegular() {
 		return nil, badCA(dir, name+" is not a regular file")
+	}
+	if uid, others := durable.OthersUser(info); others {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the file %s of the runner CA belongs to the user %d, and this process runs as %d", file, uid, os.Geteuid()).
+			WithHint("chown it to the user that runs the control plane")
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the file %s of the runner CA is open to others (mode %04o)", file, mode).

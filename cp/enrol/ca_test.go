@@ -9,9 +9,11 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"log/slog"
 	"net"
 	"net/url"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -177,6 +179,44 @@ func TestTheCAVouchesForNothingElse(t *testing.T) {
 	}
 	if _, err := cert.Verify(x509.VerifyOptions{Roots: ca.Pool()}); err == nil {
 		t.Error("a name of another trust domain was taken")
+	}
+}
+
+// TestACAOfSomebodyElse: whoever owns the folder, or a file in it, has the key, whatever the mode.
+func TestACAOfSomebodyElse(t *testing.T) {
+	foreign := func(err error, what, uid string) {
+		t.Helper()
+		var e *schemas.Error
+		if !errors.As(err, &e) || e.Code != schemas.CodeInvalid || !strings.Contains(e.Message, what) || !strings.Contains(e.Message, "belongs to the user "+uid+", and this process runs as ") || !strings.Contains(e.Hint, "chown") {
+			t.Errorf("%v, want %s of user %s", err, what, uid)
+		}
+	}
+	log := slog.New(slog.DiscardHandler)
+	if os.Geteuid() != 0 { // only root gives files away: those of root stand for them
+		_, err := EnsureCA("/etc", log)
+		foreign(err, "the folder of the runner CA", "0")
+		_, err = readCAFile("/etc", "hostname")
+		foreign(err, "the file /etc/hostname", "0")
+		return
+	}
+	dir := filepath.Join(t.TempDir(), "ca")
+	if _, err := EnsureCA(dir, log); err != nil {
+		t.Fatal(err)
+	}
+	chown := func(name string, uid int) {
+		t.Helper()
+		if err := os.Chown(filepath.Join(dir, name), uid, -1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, what := range map[string]string{".": "the folder of the runner CA", fileCA: fileCA + " of the runner CA", fileCAKey: fileCAKey + " of the runner CA"} {
+		chown(name, 12345)
+		_, err := EnsureCA(dir, log)
+		foreign(err, what, "12345")
+		chown(name, 0)
+	}
+	if _, err := EnsureCA(dir, log); err != nil {
+		t.Error(err)
 	}
 }
 

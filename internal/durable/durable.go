@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 )
 
 // Step is told of each step of a write, for tests that end the process there. Nil is fine.
@@ -71,6 +72,16 @@ func RemoveTemp(file string) error {
 }
 
 func tempPrefix(file string) string { return "." + filepath.Base(file) + "." }
+
+// OthersUser is the id of the user that a file or folder belongs to, if that is not this process's user: it can change what is in there,
+// whatever the mode.
+func OthersUser(info os.FileInfo) (uid int, others bool) {
+	st, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return 0, false
+	}
+	return int(st.Uid), int(st.Uid) != os.Geteuid()
+}
 
 // SyncDir makes the names in a folder durable.
 func SyncDir(dir string) error {

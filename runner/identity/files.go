@@ -18,6 +18,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -53,7 +54,7 @@ func checkFolder(f *os.File) error {
 	if err != nil {
 		return fmt.Errorf("state folder: %w", err)
 	}
-	if uid, ok := owner(info); ok && uid != os.Geteuid() {
+	if uid, others := durable.OthersUser(info); others {
 		return schemas.Errorf(schemas.CodeInvalid, "the state folder %s belongs to the user %d, and this process runs as %d", dir, uid, os.Geteuid()).
 			WithHint("run the runner as the folder's owner, or give the folder to its user with chown")
 	}
@@ -74,14 +75,6 @@ func checkFolder(f *os.File) error {
 			WithHint("the certificate is renewed into it each day: mount it writable, and free space if the disk is full")
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
-}
-
-func owner(info os.FileInfo) (uid int, ok bool) {
-	st, ok := info.Sys().(*syscall.Stat_t)
-	if !ok {
-		return 0, false
-	}
-	return int(st.Uid), true
 }
 
 // cause is what is wrong without the path, which the message has already.
@@ -125,7 +118,7 @@ func readPrivate(file, what string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "%s is not a regular file", what)
 	}
-	if uid, ok := owner(info); ok && uid != os.Geteuid() {
+	if uid, others := durable.OthersUser(info); others {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "%s belongs to the user %d, and this process runs as %d", what, uid, os.Geteuid()).
 			WithHint("chown it to the user that runs the runner")
 	}
