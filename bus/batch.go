@@ -21,14 +21,14 @@ type part struct {
 	seq, epoch uint64
 }
 
-// add appends frames of one stream.
-func (b *batch) add(one *Sender, frames []encoded, seq, epoch uint64) {
-	for _, f := range frames {
-		b.body = append(b.body, f.entry...)
-		b.chunks = b.chunks || f.field == chunkNumber
+// add copies one frame of a stream.
+func (b *batch) add(one *Sender, f encoded, seq, epoch uint64) {
+	b.body = append(b.body, f.entry...)
+	b.chunks = b.chunks || f.field == chunkNumber
+	b.frames++
+	if n := len(b.parts); n == 0 || b.parts[n-1].sender != one || b.parts[n-1].epoch != epoch {
+		b.parts = append(b.parts, part{one, seq, epoch})
 	}
-	b.frames += len(frames)
-	b.parts = append(b.parts, part{one, seq, epoch})
 }
 
 // single reports whether all frames are of one stream.
@@ -39,6 +39,24 @@ func (b *batch) single() bool {
 		}
 	}
 	return true
+}
+
+// message is what is in the batch, for a runner's replica. Its body is valid until the batch is cleared.
+func (b *batch) message(ref schemas.RunnerRef) *nats.Msg {
+	msg := &nats.Msg{Header: frameHeaders[framesName], Data: b.body}
+	first := b.parts[0].sender
+	switch one := b.single(); {
+	case !one:
+		msg.Subject = schemas.ResultDataSubject(ref, b.replica, together)
+	case b.chunks:
+		msg.Subject = first.data()
+	default:
+		msg.Subject = first.ctl()
+	}
+	if b.frames == 1 {
+		msg.Header, msg.Data = alone(b.body)
+	}
+	return msg
 }
 
 // clear makes the batch empty.
@@ -60,7 +78,7 @@ func (s *Senders) batch(replica string) *batch {
 	}
 	// A replica that was not heard of for long makes room.
 	b := &s.batches[0]
-	s.flush(b)
+	s.flush(b, Trace{})
 	b.replica = replica
 	return b
 }
@@ -71,58 +89,50 @@ const mostBatches = 16
 // publish sends up to most messages of one stream, or puts them into the batch of its replica. It reports whether there is more.
 // Only who has the writer's part calls it.
 func (s *Senders) publish(one *Sender, most int) (more bool) {
+	b := s.batch(one.replica)
+	one.mu.Lock()
+	trace := one.trace
+	shared := one.together && trace.Parent == ""
+	several := shared || one.bundles
+	one.mu.Unlock()
+	if !shared {
+		s.flush(b, Trace{})
+		defer s.flush(b, trace)
+	}
 	for range most {
-		var few [8]encoded
 		one.mu.Lock()
-		frames, seq, epoch := one.next(few[:0])
-		trace, shared := one.trace, one.together && one.trace.Parent == ""
+		large, seq, epoch, full := one.gather(b, several)
 		one.mu.Unlock()
-		if len(frames) == 0 {
+		switch {
+		case full:
+			s.flush(b, trace)
+		case large.size() == 0:
 			return false
-		}
-		size := 0
-		for _, f := range frames {
-			size += f.size()
-		}
-		b := s.batch(one.replica)
-		if !shared || len(b.body)+size > bundleBytes {
-			s.flush(b)
-		}
-		if shared && size <= bundleBytes {
-			b.add(one, frames, seq, epoch)
-			continue
-		}
-		msg := message(one, frames, b.body)
-		if len(frames) > 1 {
-			b.body = msg.Data[:0] // publishing copies it
-		}
-		if err := s.conn.publish(trace.onAnswer(msg)); err != nil {
-			one.unsent(seq, epoch, err)
-			return false
+		default:
+			if err := s.conn.publish(trace.onAnswer(one.message(large))); err != nil {
+				one.unsent(seq, epoch, err)
+				return false
+			}
 		}
 	}
 	return true
 }
 
-// flush publishes a batch. Frames that the link did not take go out again after resume.
-func (s *Senders) flush(b *batch) {
+// message has one frame by itself.
+func (s *Sender) message(f encoded) *nats.Msg {
+	subject := s.ctl
+	if f.field == chunkNumber {
+		subject = s.data
+	}
+	return &nats.Msg{Subject: subject(), Header: frameHeaders[frameNames[f.field]], Data: f.entry[f.body:]}
+}
+
+// flush publishes a batch, with the trace of its one stream if that has one. Frames that the link did not take go out again after resume.
+func (s *Senders) flush(b *batch, trace Trace) {
 	if len(b.parts) == 0 {
 		return
 	}
-	msg := &nats.Msg{Header: frameHeaders[framesName], Data: b.body}
-	first := b.parts[0].sender
-	switch one := b.single(); {
-	case !one:
-		msg.Subject = schemas.ResultDataSubject(s.ref, b.replica, together)
-	case b.chunks:
-		msg.Subject = first.data()
-	default:
-		msg.Subject = first.ctl()
-	}
-	if b.frames == 1 {
-		msg.Header, msg.Data = alone(b.body)
-	}
-	if err := s.conn.publish(msg); err != nil {
+	if err := s.conn.publish(trace.onAnswer(b.message(s.ref))); err != nil {
 		for _, p := range b.parts {
 			p.sender.unsent(p.seq, p.epoch, err)
 		}
@@ -133,6 +143,6 @@ func (s *Senders) flush(b *batch) {
 // flushAll publishes all batches.
 func (s *Senders) flushAll() {
 	for i := range s.batches {
-		s.flush(&s.batches[i])
+		s.flush(&s.batches[i], Trace{})
 	}
 }

@@ -176,7 +176,7 @@ func FuzzDecodeFrames(f *testing.F) {
 		if err := stamp(one, "d", "s", uint64(i+1)); err != nil {
 			f.Fatal(err)
 		}
-		e, err := encodeFrame(one)
+		e, _, err := encodeFrame(nil, one)
 		if err != nil {
 			f.Fatal(err)
 		}

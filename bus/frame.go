@@ -76,17 +76,29 @@ func (e encoded) size() int { return len(e.entry) }
 // entryRoom is what the tags and lengths around a frame take at most.
 const entryRoom = 12
 
-// encodeFrame encodes a frame. One that does not fit into a message is an error of CodeLimit.
-func encodeFrame(f Frame) (encoded, error) {
-	buf, err := appendFrame(make([]byte, entryRoom, entryRoom+160+chunkBytes(f)), f)
+// frameRoom is what a frame takes besides the bytes of a chunk, in most cases.
+const frameRoom = 160
+
+// encodeFrame encodes a frame, at the beginning of memory if it has the room: then used is how much of it the frame has taken. One that
+// does not fit into a message is an error of CodeLimit.
+func encodeFrame(memory []byte, f Frame) (e encoded, used int, err error) {
+	shared := int64(len(memory)) >= entryRoom+frameRoom+chunkBytes(f)
+	if !shared {
+		memory = make([]byte, entryRoom+frameRoom+chunkBytes(f))
+	}
+	buf, err := appendFrame(memory[:entryRoom], f)
 	if err != nil {
-		return encoded{}, schemas.Wrap(schemas.CodeInvalid, err, "a frame can't be encoded")
+		return encoded{}, 0, schemas.Wrap(schemas.CodeInvalid, err, "a frame can't be encoded")
 	}
 	size := len(buf) - entryRoom
 	if size > MaxPayload-headerRoom {
-		return encoded{}, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), size, MaxPayload-headerRoom)
+		return encoded{}, 0, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), size, MaxPayload-headerRoom)
 	}
-	e := encoded{field: fieldOf(f)}
+	if shared && len(buf) <= len(memory) { // else append has moved it
+		used = len(buf)
+		buf = buf[:used:used]
+	}
+	e.field = fieldOf(f)
 	var room [entryRoom]byte
 	head := protowire.AppendTag(room[:0], framesNumber, protowire.BytesType)
 	head = protowire.AppendVarint(head, uint64(protowire.SizeTag(e.field)+protowire.SizeBytes(size)))
@@ -94,7 +106,7 @@ func encodeFrame(f Frame) (encoded, error) {
 	head = protowire.AppendVarint(head, uint64(size))
 	e.entry, e.body = buf[entryRoom-len(head):], int32(len(head))
 	copy(e.entry, head)
-	return e, nil
+	return e, used, nil
 }
 
 // fieldOf is the number of a frame's field in RunnerWorkFrame.
@@ -130,26 +142,6 @@ const bundleBytes = 15 << 10
 
 // framesName is the type of bundles.
 const framesName = "RunnerWorkFrames"
-
-// message puts frames of one stream into one message. The body of a bundle begins at the beginning of memory, if that is large
-// enough.
-func message(s *Sender, frames []encoded, memory []byte) *nats.Msg {
-	subject := s.ctl
-	for _, f := range frames {
-		if f.field == chunkNumber {
-			subject = s.data
-		}
-	}
-	if len(frames) == 1 {
-		f := frames[0]
-		return &nats.Msg{Subject: subject(), Header: frameHeaders[frameNames[f.field]], Data: f.entry[f.body:]}
-	}
-	body := memory[:0]
-	for _, f := range frames {
-		body = append(body, f.entry...)
-	}
-	return &nats.Msg{Subject: subject(), Header: frameHeaders[framesName], Data: body}
-}
 
 // alone takes the only frame out of the body of a bundle: header and body of its own message.
 func alone(body []byte) (nats.Header, []byte) {

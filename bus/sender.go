@@ -149,14 +149,14 @@ func (s *Sender) take(f Frame, n int64) error {
 		return err
 	}
 	var err error
-	if kept.encoded, err = encodeFrame(f); err != nil {
+	if kept.encoded, err = s.out.encode(f); err != nil {
 		return err
 	}
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		s.out.final, s.out.merged = true, nil
 		s.rest()
 	}
-	s.out.push(kept, s.all.now())
+	s.out.push(kept, s.all.now)
 	return nil
 }
 
@@ -237,8 +237,8 @@ func (s *Sender) fail(err error) {
 	}
 	s.err = err
 	s.rest()
-	clear(s.out.frames)
-	s.out.frames, s.out.merged = nil, nil
+	s.out.release()
+	s.out.merged = nil
 	s.out.cursor, s.out.acked = s.out.last+1, s.out.last
 	s.notify()
 	ended := s.ended
@@ -294,24 +294,25 @@ func (s *Sender) credit(c credit) (more bool) {
 	return more
 }
 
-// next takes the frames of the next message: one, or several small ones. The lock is held.
-func (s *Sender) next(frames []encoded) (_ []encoded, seq, epoch uint64) {
-	f, seq, epoch, ok := s.out.take()
-	if !ok {
-		return nil, 0, 0
-	}
-	frames = append(frames, f)
-	for size := f.size(); s.bundles; {
-		if size += s.out.peek(); size > bundleBytes {
-			break
+// gather copies small frames into a batch: as many as the message has room for if the replica takes several at once, else one. Of a frame
+// that goes out by itself, as it is too large, it returns a message; full says that the batch is to leave first. The lock is held.
+func (s *Sender) gather(b *batch, several bool) (large encoded, seq, epoch uint64, full bool) {
+	for {
+		switch n := s.out.peek(); {
+		case n == 0:
+			return encoded{}, 0, 0, false
+		case len(b.body) > 0 && len(b.body)+n > bundleBytes:
+			return encoded{}, 0, 0, true
+		case n > bundleBytes:
+			large, seq, epoch, _ = s.out.take()
+			return large, seq, epoch, false
 		}
-		f, _, _, ok := s.out.take()
-		if !ok {
-			break
+		f, seq, epoch, _ := s.out.take()
+		b.add(s, f, seq, epoch)
+		if !several {
+			return encoded{}, 0, 0, true
 		}
-		frames = append(frames, f)
 	}
-	return frames, seq, epoch
 }
 
 // unsent says that the link did not take the frames from seq on.

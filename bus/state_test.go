@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"encoding/binary"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,12 +69,19 @@ func (w *world) sendChunk(t *rapid.T, size int) {
 
 // publish moves what the sender would write onto the network.
 func (w *world) publish() {
-	for {
-		frames, _, _ := w.sender.next(nil)
-		if len(frames) == 0 {
+	for b := (batch{}); ; {
+		large, _, _, full := w.sender.gather(&b, w.sender.bundles)
+		if len(b.parts) > 0 {
+			msg := b.message(w.sender.all.ref)
+			msg.Data = slices.Clone(msg.Data)
+			w.up = append(w.up, msg)
+			b.clear()
+		}
+		if large.size() > 0 {
+			w.up = append(w.up, w.sender.message(large))
+		} else if !full {
 			break
 		}
-		w.up = append(w.up, message(w.sender, frames, nil))
 	}
 	if w.sender.out.probe(w.now, w.timing.resume, w.timing.probe) {
 		msg, err := NewMsg(w.sender.ctl(), &runbusv1.RunnerWorkResume{Sent: w.sender.out.sent(), Acknowledged: w.sender.out.acked})

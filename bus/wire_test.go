@@ -39,9 +39,19 @@ func TestFramesAreWrittenAsProtobufDoes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		e, err := encodeFrame(f)
-		if err != nil {
-			t.Fatal(err)
+		e, used, err := encodeFrame(nil, f)
+		if err != nil || used != 0 {
+			t.Fatal(used, err)
+		}
+		for _, room := range []int{entryRoom, entryRoom + frameRoom, 4 << 10} {
+			memory := make([]byte, room+1)
+			again, used, err := encodeFrame(memory[:room], f)
+			if err != nil || !bytes.Equal(again.entry, e.entry) || again.body != e.body || again.field != e.field {
+				t.Errorf("%v in %d bytes of memory: %v, %v", f, room, again, err)
+			}
+			if used > room || used > 0 && &memory[used-1] != &again.entry[len(again.entry)-1] {
+				t.Errorf("%v in %d bytes of memory is said to use %d of them", f, room, used)
+			}
 		}
 		if got := e.entry[e.body:]; !bytes.Equal(got, want) {
 			t.Errorf("%v is written as % x, not % x", f, got, want)
@@ -71,7 +81,7 @@ func TestFramesAreWrittenAsProtobufDoes(t *testing.T) {
 // Assignments are what protobuf sees in them, or they are refused.
 func FuzzAssignments(f *testing.F) {
 	full := &runbusv1.RunnerWorkAssignment{
-		DispatchId: "d", Session: "s", Replica: "c", AcceptBy: timestamppb.Now(), Deadline: timestamppb.Now(), CredentialsFollow: true, WindowBytes: 5, Bundles: true, Together: true,
+		DispatchId: "d", Session: "s", Replica: "c", AcceptBy: timestamppb.Now(), Deadline: timestamppb.Now(), CredentialsFollow: true, WindowBytes: 5, Bundles: true, Together: true, Xxh3: true, Xxh3Whole: true, ChunksTell: true,
 		Traceparent: "00-1", Tracestate: "a=b", Request: &runbusv1.RunFetchRequest{
 			Source: &runbusv1.Source{Kind: "file", Settings: map[string]string{"path": "x", "": "y"}}, Query: "q", MaxRows: 1, MaxBytes: 2,
 		},
