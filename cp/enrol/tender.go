@@ -31,6 +31,9 @@ const (
 	acceptedBy     = 100 * time.Millisecond
 	// farewellWithin bounds the goodbye to a revoked runner (SPEC C9).
 	farewellWithin = 2 * time.Second
+	// eager is how long after the end of a link the pauses between attempts don't grow: more than the grace that the works on the runner
+	// have (SPEC D13). As long as they may be waited for, a link that can be had again is not waited for.
+	eager = 20 * time.Second
 	// lookAgain is how often who waits for its turn looks whether it has come.
 	lookAgain = beaconEvery
 	// askHealthEvery is how often a linked runner is asked how it is (SPEC C10).
@@ -49,6 +52,7 @@ type tender struct {
 
 	// Of run alone.
 	link     *spliced
+	lost     time.Time // when the last link had ended
 	failures int
 }
 
@@ -122,7 +126,8 @@ func (t *tender) keep(ctx context.Context, r roster.Runner) {
 			t.set(func(s *LinkState) { s.LastError = err.Error() })
 		}
 	case <-t.link.ended:
-		lasted := t.d.d.Now().Sub(t.link.since)
+		t.lost = t.d.d.Now()
+		lasted := t.lost.Sub(t.link.since)
 		t.drop()
 		if lasted < steady {
 			t.failures++
@@ -164,8 +169,9 @@ func (t *tender) seek(ctx context.Context, r roster.Runner) {
 
 // wait logs a failure and waits for the next attempt, or until somebody asks for one, or what is known of the runner has changed.
 func (t *tender) wait(ctx context.Context, r roster.Runner, why error) {
-	pause := t.d.retryDelay(t.failures)
-	next := t.d.d.Now().Add(pause)
+	now := t.d.d.Now()
+	pause := t.d.retryDelay(t.paced(now))
+	next := now.Add(pause)
 	t.set(func(s *LinkState) { s.LastError, s.NextTry = why.Error(), &next })
 	kv := []any{"address", r.Address, "error", why, "in", pause}
 	var refused *HandshakeError
@@ -191,6 +197,14 @@ func (t *tender) wait(ctx context.Context, r roster.Runner, why error) {
 			}
 		}
 	}
+}
+
+// paced is the number of failures that the pause before the next attempt is reckoned by.
+func (t *tender) paced(now time.Time) int {
+	if now.Sub(t.lost) < eager {
+		return 1
+	}
+	return t.failures
 }
 
 // sameTarget reports whether a failed attempt says something about the next one.
