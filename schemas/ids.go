@@ -96,6 +96,9 @@ func validLabel(what, s string) error {
 	if s == "" {
 		return Errorf(CodeInvalid, "the %s is empty: use a DNS label (1-63 of a-z 0-9 -)", what)
 	}
+	if IsCredential(s) {
+		return Errorf(CodeInvalid, "the %s looks like a token: names are shown to everybody", what)
+	}
 	if !isLabel(s) {
 		return Errorf(CodeInvalid, "the %s %q is not a DNS label (1-63 of a-z 0-9 -, not starting or ending with -)", what, s)
 	}

@@ -44,8 +44,9 @@ func TestNames(t *testing.T) {
 	for name, text := range map[string]string{
 		"": "empty", "admin": "reserved", "root": "reserved", "system": "reserved", "console": "reserved",
 		"A": "not a DNS label", "-a": "not a DNS label", "a-": "not a DNS label", "a.b": "not a DNS label", strings.Repeat("x", 64): "not a DNS label",
+		"rst1.canary": "looks like a token",
 	} {
-		if err := schemas.ValidName("key name", name); err == nil || !strings.Contains(err.Error(), text) {
+		if err := schemas.ValidName("key name", name); err == nil || !strings.Contains(err.Error(), text) || strings.Contains(err.Error(), "canary") {
 			t.Errorf("%q: %v, want an error with %q", name, err, text)
 		}
 	}

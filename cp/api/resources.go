@@ -31,10 +31,14 @@ func listOf[T any](items []T, err error) (*list[T], error) {
 // inTenant refuses the platform's operator what belongs to a tenant.
 func inTenant(p auth.Principal) error {
 	if p.Tenant == "" {
-		return problemOf(schemas.Errorf(schemas.CodeForbidden, "the platform's operator has no tenant: use a person's session").
-			WithHint("the operator creates tenants; their admins and people do the rest"))
+		return problemOf(errNoTenant())
 	}
 	return nil
+}
+
+func errNoTenant() error {
+	return schemas.Errorf(schemas.CodeForbidden, "the platform's operator has no tenant: use a person's session").
+		WithHint("the operator creates tenants; their admins and people do the rest")
 }
 
 func (s *server) listRunning(ctx context.Context, _ *struct{}) (*list[dispatch.Running], error) {
@@ -51,7 +55,7 @@ type dispatchID struct {
 
 func (s *server) cancelFetch(ctx context.Context, in *dispatchID) (*struct{}, error) {
 	if err := s.Dispatch.Cancel(principal(ctx), in.ID); err != nil {
-		return nil, problemOf(err)
+		return nil, s.refused(principal(ctx), "dispatch.cancel", "dispatch", in.ID, err)
 	}
 	return nil, nil
 }
@@ -205,11 +209,15 @@ type auditInput struct {
 
 func (s *server) listAudit(ctx context.Context, in *auditInput) (*list[json.RawMessage], error) {
 	p := principal(ctx)
-	if err := inTenant(p); err != nil {
-		return nil, err
+	var err error
+	switch {
+	case p.Tenant == "":
+		err = errNoTenant()
+	case p.Role != auth.RoleOrgAdmin:
+		err = schemas.Errorf(schemas.CodeForbidden, "only an ORG_ADMIN may read the audit")
 	}
-	if p.Role != auth.RoleOrgAdmin {
-		return nil, problemOf(schemas.Errorf(schemas.CodeForbidden, "only an ORG_ADMIN may read the audit"))
+	if err != nil {
+		return nil, s.refused(p, "audit.list", "tenant", p.Tenant, err)
 	}
 	events, err := s.Audit.List(ctx, p.Tenant, in.Limit)
 	if err != nil {

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -89,7 +90,7 @@ type ticketOutput struct{ Body TicketIssued }
 
 func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*ticketOutput, error) {
 	if err := s.nameFree(principal(ctx), in.Body.Name); err != nil {
-		return nil, problemOf(err)
+		return nil, s.refused(principal(ctx), "runner.create", "runner", in.Body.Name, err)
 	}
 	runner, minted, err := s.Roster.Create(ctx, principal(ctx), roster.Spec{
 		Name: in.Body.Name, Address: in.Body.Address, Zone: in.Body.Zone, Labels: in.Body.Labels,
@@ -281,7 +282,7 @@ type runnerOutput struct{ Body registry.Runner }
 func (s *server) editRunner(ctx context.Context, in *editRunnerInput) (*runnerOutput, error) {
 	if in.Body.Name != nil {
 		if err := s.nameFree(principal(ctx), *in.Body.Name); err != nil {
-			return nil, problemOf(err)
+			return nil, s.refused(principal(ctx), "runner.edit", "runner", in.ID, err)
 		}
 	}
 	change := roster.Change{Name: in.Body.Name, Address: in.Body.Address, Zone: in.Body.Zone}
@@ -319,26 +320,35 @@ func (s *server) removeRunner(ctx context.Context, in *runnerID) (*struct{}, err
 }
 
 func (s *server) connectRunner(ctx context.Context, in *runnerID) (*runnerDetailOutput, error) {
+	const action = "runner.connect"
 	p := principal(ctx)
-	if err := s.Roster.Allowed(p); err != nil {
-		return nil, problemOf(err)
-	}
-	shown, err := s.shown(p.Tenant, in.ID)
+	id, err := s.diallable(p, in.ID)
 	if err != nil {
+		return nil, s.refused(p, action, "runner", cmp.Or(id, in.ID), err)
+	}
+	if err := s.done(ctx, p, action, "runner", id); err != nil {
 		return nil, problemOf(err)
 	}
+	s.Runners.Connect(id)
+	return s.getRunner(ctx, in)
+}
+
+// diallable is the id of the runner that idOrName means, if there is one, and why it is not dialled on by's request.
+func (s *server) diallable(by auth.Principal, idOrName string) (id string, err error) {
+	if err := s.Roster.Allowed(by); err != nil {
+		return "", err
+	}
+	shown, err := s.shown(by.Tenant, idOrName)
 	switch {
+	case err != nil:
 	case shown.Link == registry.LinkLocal:
 		err = schemas.Errorf(schemas.CodeForbidden, "the Runink managed runner is the platform's own: it is not dialled on request")
 	case shown.Link != registry.LinkDialled:
-		err = schemas.Errorf(schemas.CodeConflict, "runner %q dials out by itself: it has no address to dial", in.ID).WithHint("start it on its host; `core-runner doctor` tells what is in the way")
+		err = schemas.Errorf(schemas.CodeConflict, "runner %q dials out by itself: it has no address to dial", idOrName).WithHint("start it on its host; `core-runner doctor` tells what is in the way")
 	case shown.State == registry.StateRevoked:
 		err = schemas.ErrRunnerRevoked(shown.Name)
-	default:
-		s.Runners.Connect(shown.ID)
-		return s.getRunner(ctx, in)
 	}
-	return nil, problemOf(err)
+	return shown.ID, err
 }
 
 type tokenID struct {

@@ -36,6 +36,15 @@ func Event(actor, action, subject, outcome string, kv ...string) *runbusv1.Audit
 	return e
 }
 
+// Subject names what an event is about, `kind:name`, by a name that somebody gave: kind alone if that may stand nowhere, since it is
+// empty, no plain word of 64 characters at most, or looks like a credential.
+func Subject(kind, name string) string {
+	if schemas.ValidRunnerID(name) != nil { // the widest grammar of a name
+		return kind
+	}
+	return kind + ":" + name
+}
+
 // Brief is an event as values, for what is recorded at every dispatch: Log.Jot makes no object of it. Details stand in the order
 // of their names, each once; the rules of Event hold for them.
 type Brief struct {

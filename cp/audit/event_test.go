@@ -188,3 +188,15 @@ func TestHold(t *testing.T) {
 	cancel()
 	l.Hold(gone)
 }
+
+// What somebody called a thing stands in the audit only if it may be shown.
+func TestSubjectsOfNamesThatPeopleGive(t *testing.T) {
+	for name, want := range map[string]string{
+		"edge": "runner:edge", "01J0NE.x_y": "runner:01J0NE.x_y", "": "runner", "a b": "runner", strings.Repeat("x", 65): "runner",
+		schemas.NewSessionToken(): "runner", schemas.TicketPrefix + "x": "runner",
+	} {
+		if got := Subject("runner", name); got != want {
+			t.Errorf("%q is %q, want %q", name, got, want)
+		}
+	}
+}

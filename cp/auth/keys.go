@@ -209,6 +209,9 @@ func asError(err error) *schemas.Error {
 
 // clip shortens foreign text for an error or an audit event.
 func clip(s string) string {
+	if schemas.IsCredential(s) {
+		return "(a token)"
+	}
 	const most = 80
 	if len(s) <= most {
 		return s

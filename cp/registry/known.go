@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -76,19 +77,23 @@ func (r *Registry) ReleaseID(ctx context.Context, by auth.Principal, id string) 
 		return nil
 	}
 	event.Outcome = string(schemas.CodeOf(err))
+	var told *schemas.Error
+	if errors.As(err, &told) {
+		event.Details = map[string]string{"reason": told.Message}
+	}
 	r.d.Audit.Note(event)
 	return err
 }
 
 func (r *Registry) release(ctx context.Context, by auth.Principal, id string, event *runbusv1.AuditEvent) error {
+	ref := schemas.RunnerRef{Tenant: by.Tenant, Runner: id}
+	event.Subject = audit.Subject("runner", id)
 	if by.Role != auth.RoleOrgAdmin {
 		return schemas.Errorf(schemas.CodeForbidden, "to release a runner id takes an ORG_ADMIN of the tenant")
 	}
-	ref := schemas.RunnerRef{Tenant: by.Tenant, Runner: id}
 	if err := ref.Valid(); err != nil {
 		return err
 	}
-	event.Subject = "runner:" + id
 	for range casTries {
 		row, err := r.known.Get(ctx, schemas.RunnerKey(ref))
 		if errors.Is(err, jetstream.ErrNotFound) {

@@ -232,7 +232,7 @@ func (r *Roster) Mint(ctx context.Context, by auth.Principal, id string) (Runner
 
 // RevokeToken ends a token that was not used. One that has ended already is no error, a used one is.
 func (r *Roster) RevokeToken(ctx context.Context, by auth.Principal, tokenID string) error {
-	return r.act(ctx, by, "runner.token.revoke", "", func(e event) error {
+	return r.actOn(ctx, by, "runner.token.revoke", audit.Subject("token", tokenID), func(e event) error {
 		return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
 			clear(e)
 			token := d.token(tokenID)
@@ -301,18 +301,22 @@ func (r *Roster) Remove(ctx context.Context, by auth.Principal, id string) error
 // event are the details of an audit event while what it tells of is decided.
 type event map[string]string
 
-// act runs do, on what its caller calls id, if by may, and records what came of it: durably if it was done, else as a note.
+// act runs do, on the runner that its caller calls id, if by may, and records what came of it: durably if it was done, else as a note.
 func (r *Roster) act(ctx context.Context, by auth.Principal, action, id string, do func(event) error) error {
+	return r.actOn(ctx, by, action, audit.Subject("runner", id), do)
+}
+
+// actOn is act on something else than a runner, until do has found out whose it is.
+func (r *Roster) actOn(ctx context.Context, by auth.Principal, action, subject string, do func(event) error) error {
 	details := event{}
 	err := r.Allowed(by)
 	if err == nil {
 		err = do(details)
 	}
-	subject := details["runner"]
-	if subject == "" && schemas.ValidRunnerID(id) == nil {
-		subject = id
+	if runner := details["runner"]; runner != "" {
+		subject = audit.Subject("runner", runner)
 	}
-	e := audit.Event(by.Actor(), action, "runner:"+subject, "ok")
+	e := audit.Event(by.Actor(), action, subject, "ok")
 	e.Tenant, e.Details = by.Tenant, details
 	if err != nil {
 		var known *schemas.Error
