@@ -17,6 +17,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
