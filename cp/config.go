@@ -60,8 +60,10 @@ type Config struct {
 	// DialAllow and DialDeny are CORE_RUNNER_DIAL_ALLOW and CORE_RUNNER_DIAL_DENY: where runners are dialled (egress.Rules). Empty: no
 	// such list.
 	DialAllow, DialDeny []egress.Entry
-	// ManagedEndpoint stands in the role text (SPEC E2).
+	// ManagedEndpoint is where the managed runner is (SPEC M1), and stands in the role text (SPEC E2): an address, ManagedLocal or
+	// ManagedNone. Managed is for ManagedLocal.
 	ManagedEndpoint string
+	Managed         ManagedConfig
 	Version         string
 	// Tracing makes the spans of dispatches. Nil: none are made, and a caller's trace context goes on to the runner as it came.
 	Tracing oteltrace.TracerProvider
@@ -74,6 +76,10 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 		DataDir: getenv("RUNBUS_DATA_DIR"), HTTP: getenv("RUNBUS_HTTP"), NATS: getenv("RUNBUS_NATS"), WebSocket: getenv("RUNBUS_WEBSOCKET"),
 		CertFile: getenv("RUNBUS_TLS_CERT"), KeyFile: getenv("RUNBUS_TLS_KEY"),
 		ManagedEndpoint: getenv("MANAGED_RUNNER_ENDPOINT"), RunnerCADir: getenv("CORE_RUNNER_CA_DIR"),
+	}
+	var err error
+	if c.Managed, err = managedFromEnv(getenv); err != nil {
+		return Config{}, err
 	}
 	for host := range strings.SplitSeq(getenv("RUNBUS_HOSTS"), ",") {
 		if host = strings.TrimSpace(host); host != "" {

@@ -26,6 +26,7 @@ import (
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/enrol"
+	"github.com/org-runink/runbus/cp/managed"
 	"github.com/org-runink/runbus/cp/ops"
 	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/cp/roster"
@@ -55,6 +56,7 @@ type ControlPlane struct {
 	dialler  *enrol.Dialler
 	renewer  *enrol.Renewer
 	copies   *ops.Copies
+	managed  *managed.Runners // nil unless it is local
 	service  *ops.Service
 	http     *http.Server
 	listener net.Listener
@@ -102,6 +104,7 @@ func Start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 	}{
 		{"data folder", c.openData},
 		{"runner CA", c.openCA}, // before anything listens
+		{"managed runner", c.openManaged},
 		{"HTTP listener", c.listen},
 		{"bus", c.startBus},
 		{"state", c.openState},
@@ -111,6 +114,7 @@ func Start(ctx context.Context, cfg Config) (_ *ControlPlane, err error) {
 		{"API", c.serveAPI},
 		{"callout", c.serveCallout}, // last: from here on runners get in (DESIGN, "Auth callout")
 		{"links", c.dialRunners},
+		{"managed runner", c.startManaged},
 	} {
 		if err := step.run(ctx, runCtx); err != nil {
 			var known *schemas.Error
@@ -275,7 +279,8 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	watchParts(metrics, c.audit, c.copies)
 	c.registry, err = registry.New(ctx, registry.Deps{
 		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Roster: c.roster, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
-		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
+		Managed: c.managedKey,
+		Copies:  c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
 	})
 	if err != nil {
 		return err
@@ -292,7 +297,7 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.task("trace", func() error { return c.recorder.Run(runCtx) })
 	c.dispatch, err = dispatch.New(dispatch.Deps{
 		Bus: bus.NewConn(results), Registry: c.registry, Audit: c.audit, Timeout: c.cfg.DispatchTimeout, Isolation: c.cfg.Isolation,
-		Recorder: c.recorder, Tracing: c.cfg.Tracing,
+		Recorder: c.recorder, Tracing: c.cfg.Tracing, Managed: c.useManaged(),
 		Copies: c.copyForOps, Watched: c.server.Watched, Metrics: metrics, Log: c.cfg.Log.With("part", "dispatch"),
 	})
 	if err != nil {

@@ -57,6 +57,9 @@ func (c *ControlPlane) linkConfig() auth.LinkConfig {
 	return auth.LinkConfig{
 		Token: c.tokens.Take,
 		Leaf: func(ref schemas.RunnerRef, fingerprint string) (time.Time, error) {
+			if ref.Runner == schemas.ConsoleRunner {
+				return c.managedLeaf(ref, fingerprint)
+			}
 			r, known, err := c.roster.ByID(ref.Runner)
 			switch {
 			case err != nil:

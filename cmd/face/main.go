@@ -11,6 +11,7 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/controlplane"
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
 )
@@ -50,7 +51,7 @@ func run() int {
 		}
 		return runner.ExitCode(err)
 	case "", "control-plane":
-		if err := controlplane.Run(context.Background(), log, os.Stdout, nil); err != nil {
+		if err := controlplane.Run(context.Background(), log, os.Stdout, managedBySelf); err != nil {
 			fmt.Fprintln(os.Stderr, process.Text(err))
 			return process.ExitFailed
 		}
@@ -58,5 +59,12 @@ func run() int {
 	default:
 		fmt.Fprintf(os.Stderr, "SERVICE_ROLE is %q: use control-plane or runner\n", role)
 		return process.ExitUsage
+	}
+}
+
+// managedBySelf has this program, as a runner, be the managed runner if it is to be on this host and no other is named.
+func managedBySelf(cfg *cp.Config) {
+	if self, err := os.Executable(); err == nil && len(cfg.Managed.Command) == 0 {
+		cfg.Managed.Command, cfg.Managed.Env = []string{self}, map[string]string{"SERVICE_ROLE": "runner"}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/org-runink/runbus/cmd/runink/demodata"
+	"github.com/org-runink/runbus/cp"
 )
 
 func demoCommand() *cli.Command {
@@ -55,7 +56,7 @@ func demo(c *cli.Context) (err error) {
 	}
 	tell := func(format string, args ...any) { _, _ = fmt.Fprintf(out, format, args...) } // who closed the pipe has seen enough
 	tell("Starting a control plane and a runner, each a process of its own …\n")
-	s, err := startStack(ctx, stackConfig{dataDir: dir, http: "127.0.0.1:0", nats: "127.0.0.1:0", runnerID: "demo", logs: logs})
+	s, err := startStack(ctx, stackConfig{dataDir: dir, http: "127.0.0.1:0", nats: "127.0.0.1:0", runnerID: "demo", managed: cp.ManagedNone, logs: logs})
 	if err != nil {
 		return err
 	}

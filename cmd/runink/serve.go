@@ -9,6 +9,7 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/controlplane"
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/runner"
 )
 
@@ -32,7 +33,11 @@ func serveCommand() *cli.Command {
 	}
 	g := group("serve", "run one process of the local stack",
 		leaf("control-plane", "a control plane, as face does", func(c *cli.Context, log *slog.Logger) error {
-			return controlplane.Run(c.Context, log, os.Stdout, nil)
+			return controlplane.Run(c.Context, log, os.Stdout, func(cfg *cp.Config) {
+				if self, err := os.Executable(); err == nil && len(cfg.Managed.Command) == 0 {
+					cfg.Managed.Command = []string{self, "serve", "runner"}
+				}
+			})
 		}, statusOf),
 		leaf("runner", "a runner, as core-runner does", func(c *cli.Context, log *slog.Logger) error {
 			return agent.Run(c.Context, log, os.Stdout, nil)

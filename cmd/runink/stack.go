@@ -5,15 +5,18 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/org-runink/runbus/cmd/internal/agent"
 	"github.com/org-runink/runbus/cmd/internal/controlplane"
 	"github.com/org-runink/runbus/cmd/runink/demodata"
+	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/internal/durable"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -31,6 +34,7 @@ type stack struct {
 	endpoint controlplane.Ready
 	api      *client
 	token    string
+	managed  string // id of the managed runner; empty without one
 	runner   *child
 	enrolled agent.Ready
 	minted   bool // the runner's key in the data folder was of no use any more
@@ -41,6 +45,8 @@ type stack struct {
 type stackConfig struct {
 	dataDir, http, nats, webSocket string
 	runnerID                       string // empty: no runner
+	managed                        string // cp.ManagedLocal or cp.ManagedNone
+	policy                         string // of the managed runner; may be empty
 	files                          []string
 	logs                           io.Writer
 }
@@ -65,12 +71,17 @@ func startStack(ctx context.Context, cfg stackConfig) (*stack, error) {
 }
 
 func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
+	roots, rootsErr := fileRoots(cfg) // the managed runner starts with the control plane
 	s.plane, err = startChild(ctx, "control-plane", map[string]string{
 		"RUNBUS_DATA_DIR": cfg.dataDir, "RUNBUS_HTTP": cfg.http, "RUNBUS_NATS": cfg.nats, "RUNBUS_WEBSOCKET": cfg.webSocket,
-		"RUNBUS_STOP_GRACE": drainGrace.String(), "MANAGED_RUNNER_ENDPOINT": "local",
+		"RUNBUS_STOP_GRACE": drainGrace.String(), "MANAGED_RUNNER_ENDPOINT": cfg.managed, "MANAGED_RUNNER_POLICY": cfg.policy,
+		"MANAGED_RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)),
 	}, cfg.logs, &s.endpoint)
 	if err != nil {
-		return err
+		return err // what is wrong with the data folder it says best
+	}
+	if rootsErr != nil {
+		return rootsErr
 	}
 	token, err := os.ReadFile(s.endpoint.AdminToken)
 	if err != nil {
@@ -80,12 +91,11 @@ func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	if s.api, err = newClient(endpoint{URL: s.endpoint.HTTP, Token: s.token, CA: s.endpoint.CA}); err != nil {
 		return err
 	}
-	if cfg.runnerID == "" {
-		return nil
+	if cfg.managed == cp.ManagedLocal {
+		s.managed = schemas.ConsoleRunner
 	}
-	roots, err := s.fileRoots(cfg)
-	if err != nil {
-		return err
+	if cfg.runnerID == "" {
+		return s.awaitRunners(ctx)
 	}
 	key, err := s.runnerKey(ctx, cfg)
 	if err != nil {
@@ -100,13 +110,22 @@ func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	return s.awaitRunner(ctx)
+	return s.awaitRunners(ctx)
 }
 
-// awaitRunner waits until the control plane gives work to the runner: its first heartbeat is under way when it says that it is ready.
-func (s *stack) awaitRunner(ctx context.Context) error {
+// awaitRunners waits until the control plane gives work to the runners of the stack: their first heartbeat is under way when they say that
+// they are ready.
+func (s *stack) awaitRunners(ctx context.Context) error {
 	const again = 5 * time.Millisecond
-	for {
+	missing := map[string]bool{}
+	var exited <-chan struct{}
+	if s.runner != nil {
+		missing[s.enrolled.RunnerID], exited = true, s.runner.exited
+	}
+	if s.managed != "" {
+		missing[s.managed] = true
+	}
+	for len(missing) > 0 {
 		var runners []struct {
 			ID     string `json:"id"`
 			Health struct {
@@ -117,27 +136,35 @@ func (s *stack) awaitRunner(ctx context.Context) error {
 			return err
 		}
 		for _, r := range runners {
-			if r.ID == s.enrolled.RunnerID && r.Health.Dispatchable {
-				return nil
+			if r.Health.Dispatchable {
+				delete(missing, r.ID)
 			}
+		}
+		if len(missing) == 0 {
+			break
 		}
 		select {
 		case <-time.After(again):
-		case <-s.runner.exited:
+		case <-exited:
 			return s.runner.failure()
 		case <-ctx.Done():
-			return fmt.Errorf("the runner has enrolled and is not given work: %w", ctx.Err())
+			return fmt.Errorf("these runners are not given work: %s: %w", strings.Join(slices.Sorted(maps.Keys(missing)), ", "), ctx.Err())
 		}
 	}
+	return nil
 }
 
-// fileRoots puts the sample data into the data folder and returns what the runner may read: that, and what was asked for.
-func (s *stack) fileRoots(cfg stackConfig) ([]string, error) {
-	dir := filepath.Join(s.endpoint.DataDir, dataFolder)
+// fileRoots puts the sample data into the data folder and returns what the runners may read: that, and what was asked for.
+func fileRoots(cfg stackConfig) ([]string, error) {
+	base, err := filepath.Abs(cfg.dataDir)
+	if err != nil {
+		return nil, err
+	}
+	dir := filepath.Join(base, dataFolder)
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
-	if err := os.WriteFile(filepath.Join(dir, demodata.Name), demodata.CSV, 0o600); err != nil {
+	if err := durable.Replace(filepath.Join(dir, demodata.Name), demodata.CSV, nil); err != nil { // it may be in use
 		return nil, err
 	}
 	roots := []string{dir}

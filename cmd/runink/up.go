@@ -24,8 +24,10 @@ func upCommand() *cli.Command {
 		&cli.StringFlag{Name: "http", Usage: "address of the HTTP API", Value: cp.DefaultHTTP},
 		&cli.StringFlag{Name: "nats", Usage: "address for runners and the nats CLI", Value: cp.DefaultNATS},
 		&cli.StringFlag{Name: "websocket", Usage: "address for runners that come over WebSocket (default: off)"},
-		&cli.BoolFlag{Name: "no-runner", Usage: "start the control plane alone", DisableDefaultText: true},
-		&cli.StringSliceFlag{Name: "files", Usage: "`DIR` that the runner's file and sqlite sources may read; may be repeated"},
+		&cli.BoolFlag{Name: "no-runner", Usage: "start no runner that dials the control plane", DisableDefaultText: true},
+		&cli.StringFlag{Name: "managed", Usage: "the managed runner, console: local, a child of the control plane, or none", Value: cp.ManagedLocal},
+		&cli.StringFlag{Name: "managed-policy", Usage: "`FILE` of the local policy: what console may reach, in every tenant (default: in the tenant local what this host reaches, in others public addresses)"},
+		&cli.StringSliceFlag{Name: "files", Usage: "`DIR` that the file and sqlite sources of both runners may read; may be repeated"},
 		&cli.StringFlag{Name: "log-file", Usage: "`FILE` for the logs of both processes (default: standard error)"},
 	}, up)
 }
@@ -47,7 +49,15 @@ func up(c *cli.Context) error {
 	}
 	cfg := stackConfig{
 		dataDir: dir, http: c.String("http"), nats: c.String("nats"), webSocket: c.String("websocket"),
-		files: c.StringSlice("files"), logs: os.Stderr, runnerID: "local",
+		files: c.StringSlice("files"), logs: os.Stderr, runnerID: "local", managed: c.String("managed"), policy: c.String("managed-policy"),
+	}
+	if cfg.managed != cp.ManagedLocal && cfg.managed != cp.ManagedNone {
+		return usagef("--managed is %q: use local or none", cfg.managed)
+	}
+	if cfg.policy != "" {
+		if cfg.policy, err = filepath.Abs(cfg.policy); err != nil {
+			return err
+		}
 	}
 	if c.Bool("no-runner") {
 		cfg.runnerID = ""

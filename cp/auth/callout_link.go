@@ -12,10 +12,11 @@ import (
 // LinkTokenPrefix begins the token that a dialled runner shows as its NATS password.
 const LinkTokenPrefix = "rlt1."
 
-// LinkIdentity is who a link token was made for: the runner whose leaf proved itself in the handshake of that link.
+// LinkIdentity is who a link token was made for: the runner whose leaf proved itself in the handshake of that link, or the managed
+// runner that this control plane started, for the link that it handed to it.
 type LinkIdentity struct {
 	Ref         schemas.RunnerRef
-	Fingerprint string // of the leaf, hex SHA-256
+	Fingerprint string // of the leaf, or of the key of the managed runner's process; hex SHA-256
 }
 
 // LinkUser is the NATS user name of a dialled runner.
@@ -26,7 +27,8 @@ func LinkUser(ref schemas.RunnerRef) string { return ref.String() }
 type LinkConfig struct {
 	// Token takes a link token that a client of this server shows, once.
 	Token func(token, serverID string, now time.Time) (LinkIdentity, error)
-	// Leaf is when a leaf that this runner may have now ends. An error of CodeUnavailable says nothing of the leaf.
+	// Leaf is when a leaf that this runner may have now ends, or the link of a managed runner's process. An error of CodeUnavailable says
+	// nothing of the leaf.
 	Leaf func(ref schemas.RunnerRef, fingerprint string) (notAfter time.Time, err error)
 	// InProcess says that links are spliced into a server of the same process: a token is then taken from a connection within it only,
 	// never from one that came in by a port.
@@ -38,8 +40,8 @@ type LinkConfig struct {
 // leafTag is the tag of a dialled runner's connection, as connection events show it.
 const leafTag = "leaf:"
 
-// decideLink is for a client that shows a link token: the runner at the other end of a connection that a replica dialled. It may do
-// what an outbound runner may.
+// decideLink is for a client that shows a link token: the runner at the other end of a connection that a replica dialled, or handed to
+// its managed runner. It may do what an outbound runner may.
 func (s *callout) decideLink(req *jwt.AuthorizationRequestClaims) verdict {
 	o := req.ConnectOptions
 	if s.c.Link.Token == nil {
@@ -62,8 +64,8 @@ func (s *callout) decideLink(req *jwt.AuthorizationRequestClaims) verdict {
 		return refusal(err.Error())
 	case id != who.Ref.Runner || o.Username != LinkUser(who.Ref):
 		return refusal("the link token is another runner's")
-	case !schemas.IsDialledID(id):
-		return refusal("not the id of a dialled runner")
+	case !schemas.IsDialledID(id) && (id != schemas.ConsoleRunner || !s.c.Link.InProcess):
+		return refusal("neither the id of a dialled runner, nor the managed runner of this host")
 	}
 	publish, subscribe := schemas.RunnerPermissions(who.Ref)
 	return verdict{

@@ -38,6 +38,9 @@ type Deps struct {
 	AcceptWithin time.Duration
 	// ConfirmWithin is how long a runner has to confirm that it stopped a work. Zero means 5s.
 	ConfirmWithin time.Duration
+	// Managed makes sure that the tenant's managed runner is up, before a fetch on it is sent there, and keeps it up until release is
+	// called. Its error is the reason of ErrManagedUnreachable (SPEC D11). Nil: it is somebody else's to keep it up.
+	Managed func(ctx context.Context, tenant string) (release func(), err error)
 	// Isolation is REQUIRE_RUNNER_ISOLATION (SPEC D10). It changes a text; a fetch never runs in the control plane anyway.
 	Isolation bool
 	// Copies, if set, is given every message published on a work or control subject, for the view of ops, and every frame but chunks

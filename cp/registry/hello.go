@@ -74,8 +74,10 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 	if hello.GetProbe() {
 		return r.probed(ctx, ref, key)
 	}
-	if err := r.bind(ctx, ref, key, &hello); err != nil {
-		return nil, err
+	if key.PublicKey != managedHolder { // which nobody can take, so that nothing is stored of it (SPEC R2)
+		if err := r.bind(ctx, ref, key, &hello); err != nil {
+			return nil, err
+		}
 	}
 	now, former, err := r.claim(ctx, ref, key, &hello)
 	if err != nil {
@@ -121,11 +123,11 @@ func (r *Registry) verify(ref schemas.RunnerRef, h *runbusv1.RunnerHello) (auth.
 	if h.GetRunnerId() != ref.Runner {
 		return auth.Key{}, schemas.Errorf(schemas.CodeInvalid, "the hello names the runner id %q on the subject of %q", h.GetRunnerId(), ref.Runner)
 	}
-	if ref.Runner == schemas.ConsoleRunner {
-		return auth.Key{}, schemas.Errorf(schemas.CodeInvalid, "the runner id %q is reserved", ref.Runner).WithHint("choose another RUNNER_ID")
-	}
 	if err := checkStatements(h); err != nil {
 		return auth.Key{}, err
+	}
+	if ref.Runner == schemas.ConsoleRunner {
+		return r.verifyManaged(ref, h)
 	}
 	if fingerprint, ok := schemas.LeafFingerprint(h.GetPublicKey()); ok {
 		return r.verifyLeaf(ref, fingerprint, h)

@@ -40,7 +40,7 @@ func (r *Registry) verifyLeaf(ref schemas.RunnerRef, fingerprint string, h *runb
 
 // actorOf names who enrols in the audit log.
 func actorOf(ref schemas.RunnerRef, key auth.Key) string {
-	if key.PublicKey == leafHolder {
+	if key.PublicKey == leafHolder || key.PublicKey == managedHolder {
 		return "runner:" + ref.Runner
 	}
 	return "key:" + key.ID

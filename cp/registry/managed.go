@@ -1,9 +1,13 @@
 package registry
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"time"
 
+	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // ManagedName is the display name of the managed runner (SPEC R2).
@@ -34,4 +38,27 @@ func describeManaged(r *Runner) {
 		r.State = StateUnknown
 		r.Description = "liveness was not observed: the registry has no live heartbeat of the managed runner"
 	}
+}
+
+// managedHolder stands where an outbound runner has its key, in the records of `console`: each process of it makes its own.
+const managedHolder = "managed"
+
+// verifyManaged checks a hello as `console` against the key of the process that this control plane started for the tenant. For
+// everybody else the id is reserved (SPEC E4, R2).
+func (r *Registry) verifyManaged(ref schemas.RunnerRef, h *runbusv1.RunnerHello) (auth.Key, error) {
+	var public []byte
+	started := false
+	if r.d.Managed != nil {
+		public, started = r.d.Managed(ref.Tenant)
+	}
+	sum := sha256.Sum256(public)
+	switch fingerprint, ok := schemas.LeafFingerprint(h.GetPublicKey()); {
+	case !ok || r.d.Managed == nil:
+		return auth.Key{}, schemas.Errorf(schemas.CodeInvalid, "the runner id %q is reserved", ref.Runner).WithHint("choose another RUNNER_ID")
+	case !started || fingerprint != hex.EncodeToString(sum[:]):
+		return auth.Key{}, schemas.Errorf(schemas.CodeForbidden, "the hello is not that of the managed runner's process")
+	case !schemas.VerifyHello(public, schemas.HelloSigningInput(ref, h), h.GetSignature()):
+		return auth.Key{}, schemas.Errorf(schemas.CodeForbidden, "the signature of the hello does not verify")
+	}
+	return auth.Key{ID: managedHolder, Tenant: ref.Tenant, PublicKey: managedHolder}, nil
 }

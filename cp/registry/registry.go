@@ -74,6 +74,9 @@ type Deps struct {
 	Grace time.Duration
 	// Replica names this replica in records. Empty: random.
 	Replica string
+	// Managed is the public key (SubjectPublicKeyInfo) of the process that may say hello as `console` of a tenant now, if there is one.
+	// It answers from memory. Nil: none may.
+	Managed func(tenant string) (publicKey []byte, ok bool)
 	// Copies, if set, is given every message published on a control subject, for the view of ops. It must not block.
 	Copies  func(subject string, m proto.Message)
 	Metrics prometheus.Registerer // nil: none
