@@ -26,7 +26,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 var edge = schemas.RunnerRef{Tenant: "acme", Runner: "edge.1"}
 
 // patience bounds every wait of these tests; nothing is expected to take this long.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 func within(t testing.TB) context.Context {
 	t.Helper()

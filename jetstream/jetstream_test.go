@@ -49,9 +49,12 @@ func openOn(t testing.TB, b *bustest.Bus, nc *nats.Conn, change func(*Options)) 
 	return s
 }
 
+// patience bounds every wait of a test: it is only used up by one that fails.
+const patience = 3 * time.Minute
+
 // ctxOf bounds a step that must not hang.
 func ctxOf(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -79,7 +82,7 @@ func overTCP(t testing.TB, b *bustest.Bus, u embedded.User, o ...nats.Option) *n
 	}
 	nc, err := nats.Connect(b.URL(), append([]nats.Option{
 		nats.RootCAs(b.CAFile), nats.Nkey(public, key.Sign), nats.MaxReconnects(-1), nats.ReconnectWait(20 * time.Millisecond),
-		nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(),
+		nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(), nats.Timeout(patience),
 	}, o...)...)
 	if err != nil {
 		t.Fatal(err)
@@ -110,7 +113,7 @@ func (c *changes[T]) on(r Row[T]) {
 // await returns the first change that is wanted.
 func (c *changes[T]) await(what string, wanted func(Row[T]) bool) Row[T] {
 	c.t.Helper()
-	late := time.After(30 * time.Second)
+	late := time.After(patience)
 	for {
 		select {
 		case r := <-c.changed:

@@ -14,7 +14,7 @@ import (
 // awaitKV waits for one update of a watched bucket, as the stock client tells it.
 func awaitKV(t testing.TB, w natsjs.KeyWatcher, what string, wanted func(natsjs.KeyValueEntry) bool) {
 	t.Helper()
-	late := time.After(40 * time.Second)
+	late := time.After(patience)
 	for {
 		select {
 		case e, ok := <-w.Updates():
@@ -49,7 +49,7 @@ func watchMirror(t testing.TB, ops natsjs.JetStream) natsjs.KeyWatcher {
 func TestMirrors(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
-	s := open(t, b, func(o *Options) { o.HeartbeatTTL = 2 * time.Second })
+	s := open(t, b, func(o *Options) { o.HeartbeatTTL = 5 * time.Second })
 	if _, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -99,7 +99,7 @@ func TestMirrors(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, want := range []string{"one", "two"} {
-		m, err := consumer.Next(natsjs.FetchMaxWait(20 * time.Second))
+		m, err := consumer.Next(natsjs.FetchMaxWait(patience))
 		if err != nil || string(m.Data()) != want {
 			t.Fatalf("the audit's mirror: %v, %v", m, err)
 		}

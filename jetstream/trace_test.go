@@ -89,7 +89,7 @@ func TestTraces(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 23 {
-		m, err := consumer.Next(natsjs.FetchMaxWait(20 * time.Second))
+		m, err := consumer.Next(natsjs.FetchMaxWait(patience))
 		if err != nil {
 			t.Fatalf("message %d of the mirror: %v", i, err)
 		}

@@ -44,7 +44,7 @@ func (h *heard) await(t testing.TB) {
 	t.Helper()
 	select {
 	case <-h.ch:
-	case <-time.After(30 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("never logged: %s", h.text)
 	}
 }
@@ -177,7 +177,7 @@ func TestViewMissesNothing(t *testing.T) {
 func TestViewSeesExpiry(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
-	s := open(t, b, func(o *Options) { o.HeartbeatTTL = time.Second })
+	s := open(t, b, func(o *Options) { o.HeartbeatTTL = 5 * time.Second })
 	table := TableOf[value](s, Heartbeats)
 	seen := newChanges[value](t)
 	view, err := table.Follow(ctx, seen.on)
@@ -371,7 +371,7 @@ func TestConfirmed(t *testing.T) {
 		t.Fatal(err)
 	}
 	start := view.Confirmed()
-	for deadline := time.Now().Add(10 * time.Second); !view.Confirmed().After(start); {
+	for deadline := time.Now().Add(patience); !view.Confirmed().After(start); {
 		if time.Now().After(deadline) {
 			t.Fatal("an idle view is never confirmed")
 		}

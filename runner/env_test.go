@@ -29,7 +29,7 @@ import (
 func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience bounds every wait of a test: it is only used up by one that fails.
-const patience = 20 * time.Second
+const patience = 2 * time.Minute
 
 var edge = schemas.RunnerRef{Tenant: "acme", Runner: "edge.1"}
 

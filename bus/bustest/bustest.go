@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 
@@ -28,6 +29,10 @@ type Bus struct {
 	double  *calloutDouble
 }
 
+// patience is how long the server and its clients wait for each other before a connection stands: the defaults of two seconds are
+// too short for a machine that does much else.
+const patience = time.Minute
+
 // Option changes the server's configuration before it starts.
 type Option func(*embedded.Config)
 
@@ -48,7 +53,7 @@ func Start(t testing.TB, options ...Option) *Bus {
 	log := slog.New(slog.NewTextHandler(out, &slog.HandlerOptions{Level: slog.LevelInfo}))
 	b := &Bus{Keys: keys, Dir: dir, CAFile: ca, Log: log, out: out, config: embedded.Config{
 		StoreDir: filepath.Join(dir, "store"), Listen: "127.0.0.1:0", WebSocket: "127.0.0.1:0",
-		CertFile: cert, KeyFile: key, Keys: keys, Log: log,
+		CertFile: cert, KeyFile: key, Keys: keys, Log: log, AuthTimeout: patience,
 	}}
 	for _, o := range options {
 		o(&b.config)
@@ -149,7 +154,7 @@ func (b *Bus) OpsSysConn(t testing.TB, o ...nats.Option) *nats.Conn {
 
 func (b *Bus) dial(t testing.TB, o ...nats.Option) *nats.Conn {
 	t.Helper()
-	options := []nats.Option{b.quiet(), nats.MaxReconnects(-1), nats.IgnoreDiscoveredServers()}
+	options := []nats.Option{b.quiet(), nats.MaxReconnects(-1), nats.IgnoreDiscoveredServers(), nats.Timeout(patience)}
 	if !b.config.Plaintext {
 		options = append(options, nats.RootCAs(b.CAFile))
 	}

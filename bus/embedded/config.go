@@ -1,6 +1,7 @@
 package embedded
 
 import (
+	"cmp"
 	_ "embed"
 	"fmt"
 	"log/slog"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/org-runink/runbus/schemas"
 )
@@ -36,11 +38,17 @@ type Config struct {
 	Plaintext bool
 	// WebSocket is the WebSocket listener, host:port. Port 0 takes a free one; empty turns it off.
 	WebSocket string
+	// AuthTimeout is how long a client may take to be let in, the callout's answer included. Zero means 1.8 s; milliseconds at
+	// least.
+	AuthTimeout time.Duration
 	// Keys of the installation.
 	Keys *Keys
 	// Log gets the server's own log. Nil means slog.Default().
 	Log *slog.Logger
 }
+
+// defaultAuthTimeout is less than the 2 s for which clients wait.
+const defaultAuthTimeout = 1800 * time.Millisecond
 
 //go:embed accounts.conf.tmpl
 var configTemplate string
@@ -71,7 +79,8 @@ func ConfigText(c Config) (string, error) {
 		WebSocket: c.WebSocket != "", WebSocketListen: quoted(portOf(c.WebSocket)),
 		MaxPayload: MaxPayload, MaxControlLine: MaxControlLine, MaxSubscriptions: MaxSubscriptions, MaxPending: MaxPending,
 		MaxMemory: MaxMemoryStore, MaxFile: MaxFileStore,
-		Issuer: quoted(issuer), XKey: quoted(xkey), AuthUsers: strings.Join(users, ", "), keys: c.Keys,
+		AuthTimeout: cmp.Or(c.AuthTimeout, defaultAuthTimeout).Seconds(),
+		Issuer:      quoted(issuer), XKey: quoted(xkey), AuthUsers: strings.Join(users, ", "), keys: c.Keys,
 	}
 	var text strings.Builder
 	if err := configText.Execute(&text, v); err != nil {
@@ -89,6 +98,7 @@ type values struct {
 	WebSocketListen                              string
 	MaxPayload, MaxControlLine, MaxSubscriptions int
 	MaxPending, MaxMemory, MaxFile               int64
+	AuthTimeout                                  float64 // seconds
 	Issuer, XKey, AuthUsers                      string
 	keys                                         *Keys
 }

@@ -46,7 +46,7 @@ func TestServerLogHasNoCredential(t *testing.T) {
 	}
 	seed := service[strings.LastIndexByte(service, '.')+1:]
 	for _, secret := range []string{session, service, seed} {
-		nc, err := nats.Connect(b.URL(), nats.RootCAs(b.CAFile), nats.UserInfo(secret, secret), nats.Name(secret))
+		nc, err := nats.Connect(b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), nats.UserInfo(secret, secret), nats.Name(secret))
 		if err == nil {
 			nc.Close()
 			t.Fatal("let in")

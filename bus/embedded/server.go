@@ -20,7 +20,10 @@ import (
 )
 
 // readyWithin is how long Start waits for the listeners, once JetStream has recovered its streams.
-const readyWithin = 10 * time.Second
+const readyWithin = 30 * time.Second
+
+// connectWithin is how long Connect waits for the server. nats.go's two seconds can fail a start on a machine that is busy.
+const connectWithin = 30 * time.Second
 
 // Server is a running NATS server. It is safe for concurrent use.
 type Server struct {
@@ -149,7 +152,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "no user %q of the embedded server", u)
 	}
 	options := append([]nats.Option{
-		nats.InProcessServer(s.ns),
+		nats.InProcessServer(s.ns), nats.Timeout(connectWithin),
 		nats.Name("runbus/" + string(u)),
 		nats.Nkey(s.keys.Public(u), s.keys.pairs[string(u)].Sign),
 		nats.MaxReconnects(-1), nats.ReconnectWait(100 * time.Millisecond), nats.ReconnectJitter(0, 0),

@@ -17,7 +17,7 @@ import (
 func opsOptions(t testing.TB, b *bustest.Bus, o ...nats.Option) []nats.Option {
 	t.Helper()
 	b.OpsConn(t).Close() // serves the callout
-	return append([]nats.Option{seedOption(t, b.Keys.OpsSeed())}, o...)
+	return append([]nats.Option{seedOption(t, b.Keys.OpsSeed()), nats.Timeout(soon)}, o...)
 }
 
 func TestTLSVersions(t *testing.T) {
@@ -113,7 +113,7 @@ func TestPlaintextWhenTold(t *testing.T) {
 			t.Errorf("%s: %v", url, err)
 		}
 		nc.Close()
-		if nc, err := nats.Connect(url); !errors.Is(err, nats.ErrAuthorization) {
+		if nc, err := nats.Connect(url, nats.Timeout(soon)); !errors.Is(err, nats.ErrAuthorization) {
 			if nc != nil {
 				nc.Close()
 			}
@@ -124,8 +124,8 @@ func TestPlaintextWhenTold(t *testing.T) {
 
 // Until the callout is served nobody but the configured users gets in.
 func TestNobodyGetsInWithoutTheCallout(t *testing.T) {
-	b := bustest.Start(t)
-	nc, err := nats.Connect(b.URL(), nats.RootCAs(b.CAFile), seedOption(t, b.Keys.OpsSeed()))
+	b := bustest.Start(t, hurried)
+	nc, err := nats.Connect(b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), seedOption(t, b.Keys.OpsSeed()))
 	if err == nil {
 		nc.Close()
 		t.Fatal("let in")

@@ -121,7 +121,7 @@ func (s spliced) Dial(string, string) (net.Conn, error) {
 func (e *env) linked(t *testing.T, ref schemas.RunnerRef, token string, o ...nats.Option) (*nats.Conn, error) {
 	t.Helper()
 	nc, err := nats.Connect("nats://link.invalid:4222", append([]nats.Option{
-		nats.SetCustomDialer(spliced{t, e}), nats.SkipHostLookup(), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
+		nats.SetCustomDialer(spliced{t, e}), nats.SkipHostLookup(), nats.Timeout(patience), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
 		nats.Name(schemas.ConnectName(ref.Runner, schemas.NewID())), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)),
 		nats.UserInfoHandler(func() (string, string) { return LinkUser(ref), token }),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),

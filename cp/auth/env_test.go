@@ -158,7 +158,7 @@ func proof(key Key, secret schemas.ServiceToken) nats.Option {
 func (e *env) dial(t *testing.T, o ...nats.Option) (*nats.Conn, error) {
 	t.Helper()
 	nc, err := nats.Connect(e.URL(), append([]nats.Option{
-		nats.RootCAs(e.CAFile), nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.Timeout(5 * time.Second),
+		nats.RootCAs(e.CAFile), nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.Timeout(patience),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 	}, o...)...)
 	if err == nil {
@@ -182,7 +182,7 @@ func (e *env) place(t *testing.T, nc *nats.Conn) (account string, c connection) 
 	must(t, err)
 	body, err := json.Marshal(map[string]any{"auth": true, "cid": id})
 	must(t, err)
-	msg, err := e.Conn(t, embedded.UserSys).Request("$SYS.REQ.SERVER."+e.ID()+".CONNZ", body, 5*time.Second)
+	msg, err := e.Conn(t, embedded.UserSys).Request("$SYS.REQ.SERVER."+e.ID()+".CONNZ", body, patience)
 	must(t, err)
 	var answer struct {
 		Data struct {
@@ -206,13 +206,16 @@ func must(t testing.TB, err error) {
 	}
 }
 
+// patience bounds every wait of a test: it is only used up by one that fails.
+const patience = 2 * time.Minute
+
 // wait returns what comes on c, and fails the test when nothing does.
 func wait[T any](t testing.TB, what string, c <-chan T) T {
 	t.Helper()
 	select {
 	case v := <-c:
 		return v
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatalf("waited in vain for %s", what)
 		panic("unreachable")
 	}

@@ -129,7 +129,7 @@ func TestAConnectionEndsWithItsKey(t *testing.T) {
 	e := newEnv(t)
 	e.serve(t)
 	admin, _ := e.tenant(t, "acme")
-	e.clock.set(-KeyLife + 3*time.Second)
+	e.clock.set(-KeyLife + 8*time.Second) // that it may take to mint it and to connect
 	key, secret := e.key(t, admin, "edge")
 	e.clock.set(0)
 	o, end := ends()

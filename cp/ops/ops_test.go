@@ -26,7 +26,7 @@ import (
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
-const soon = 10 * time.Second
+const soon = time.Minute
 
 var acme = schemas.RunnerRef{Tenant: "acme", Runner: "r1"}
 

@@ -28,7 +28,7 @@ func TestMain(m *testing.M) { leak.Main(m) }
 
 var flood = flag.Int("flood", 400, "connections that never finish the handshake")
 
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 // pair is a CA with a certificate for each side.
 type pair struct {

@@ -31,7 +31,7 @@ import (
 func TestMain(m *testing.M) { leak.Main(m) }
 
 // patience bounds every wait of a test: it is only used up by one that fails.
-const patience = 30 * time.Second
+const patience = 2 * time.Minute
 
 var ada = auth.Principal{Tenant: "acme", Name: "ada", Role: auth.RoleOrgAdmin}
 

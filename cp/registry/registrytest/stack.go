@@ -24,7 +24,7 @@ import (
 )
 
 // Patience bounds every wait of a test: it is only used up by one that fails.
-const Patience = 20 * time.Second
+const Patience = 2 * time.Minute
 
 // Tenant is the tenant that a Stack has from the start, and Other a second one.
 const (
