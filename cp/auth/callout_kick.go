@@ -112,8 +112,9 @@ func (k *kicker) run(ctx context.Context) error {
 	defer k.s.c.Sys.RemoveStatusListener(back)
 	every := time.NewTicker(rescanEvery)
 	defer every.Stop()
-	late := time.NewTimer(rescanLate) // what was let in while this replica was starting
-	defer late.Stop()
+	late := newLater(rescanLate)
+	defer late.timer.Stop()
+	late.ask() // for what was let in while this replica was starting
 	for {
 		select {
 		case <-ctx.Done():
@@ -121,18 +122,51 @@ func (k *kicker) run(ctx context.Context) error {
 		case key := <-k.keys:
 			k.cutLinks(ctx, key)
 			k.cutQueued(ctx)
-			late.Reset(rescanLate)
+			late.ask()
 		case <-k.leaves:
-			late.Reset(rescanLate)
+			late.ask()
 			continue
 		case <-k.rescan:
 		case <-back:
 		case <-every.C:
-		case <-late.C:
+		case <-late.timer.C:
+			late.came()
 		}
 		if err := k.scan(ctx); err != nil && ctx.Err() == nil {
 			k.s.log.Warn("look for connections of ended keys", "error", err)
 		}
+	}
+}
+
+// later is a timer for what has to be done some time after it was asked for: no sooner than that, and no later than twice that. Who asks
+// again meanwhile does not put it off, however often. Not safe for concurrent use.
+type later struct {
+	timer      *time.Timer
+	after      time.Duration
+	due, again bool // the timer runs; it was asked for since
+}
+
+func newLater(after time.Duration) *later {
+	l := &later{timer: time.NewTimer(after), after: after}
+	l.timer.Stop()
+	return l
+}
+
+func (l *later) ask() {
+	if l.due {
+		l.again = true
+		return
+	}
+	l.due = true
+	l.timer.Reset(l.after)
+}
+
+// came says that the timer's time has come.
+func (l *later) came() {
+	l.due = false
+	if l.again {
+		l.again = false
+		l.ask()
 	}
 }
 
