@@ -43,21 +43,22 @@ type assigner struct {
 }
 
 // Assign publishes the dispatch's assignment on the work subject of its session: body is the encoded RunnerWorkAssignment without
-// the fields that tell what this side reads, and is the stream's from now on. Assignments to one session that come at the same
-// time leave in one message if together is true for them: if the runner reads RunnerWorkAssignments.
+// the fields that tell what this side reads, and is the stream's from now on. to is what the runner can do. Assignments to one
+// session that come at the same time leave in one message if it reads RunnerWorkAssignments.
 //
 // An error says that the assignment was not sent, and that it is too large (CodeLimit) or that the link did not take it. Where
 // another goroutine is writing, Assign returns at once, and Next returns an error that is ErrNotSent if it turns out so. If
 // nobody is subscribed, Next returns ErrNoResponders; then Assign may be called again.
-func (r *Receiver) Assign(t Trace, together bool, body []byte) error {
+func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	body = appendBool(appendBool(body, assignmentBundlesNumber, true), assignmentTogetherNumber, true)
-	body = appendBool(body, assignmentXxh3Number, true)
+	body = appendBool(appendBool(body, assignmentXxh3Number, true), assignmentWholeNumber, to.XXH3)
+	body = appendBool(body, assignmentTellNumber, to.ChunksTell)
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
 	all := r.all
 	all.assigning.Lock()
-	all.queue = append(all.queue, assignment{r, body, together, t.clamped()})
+	all.queue = append(all.queue, assignment{r, body, to.Assignments, t.clamped()})
 	mine := !all.writing
 	all.writing = true
 	all.assigning.Unlock()

@@ -9,9 +9,6 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// CapabilityAssignments is what the hello of a runner lists that reads RunnerWorkAssignments.
-const CapabilityAssignments = "assignments"
-
 // Assignments calls f for each assignment in a message that is a RunnerWorkAssignment or a RunnerWorkAssignments, in order, with the
 // trace context it came with. It calls f for all of them or, with an error of CodeInvalid, for none.
 func Assignments(msg *nats.Msg, f func(*runbusv1.RunnerWorkAssignment, Trace)) error {
@@ -121,6 +118,10 @@ func (n *names) assignment(body []byte, parts *assignmentParts) bool {
 			m.Together, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		case assignmentXxh3Number:
 			m.Xxh3, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentWholeNumber:
+			m.Xxh3Whole, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentTellNumber:
+			m.ChunksTell, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		default:
 			return false
 		}

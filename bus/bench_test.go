@@ -218,7 +218,7 @@ func (l *loop) assign(r *bus.Receiver, a *runbusv1.RunnerWorkAssignment) error {
 	if err != nil {
 		return err
 	}
-	return r.Assign(bus.Trace{}, true, body)
+	return r.Assign(bus.Trace{}, bus.Abilities{Assignments: true}, body)
 }
 
 // dispatch is the replica's part.

@@ -9,8 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-func digestOf(whole bool, pieces ...[]byte) (head, rest []byte) {
-	d := Digest{Whole: whole}
+func digestOf(scheme Scheme, pieces ...[]byte) (head, rest []byte) {
+	d := Digest{Scheme: scheme}
 	defer d.Close()
 	for _, p := range pieces {
 		d.Add(p)
@@ -27,22 +27,29 @@ func TestDigest(t *testing.T) {
 			piece := bytes.Repeat([]byte{byte(i + 1)}, rapid.SampledFrom([]int{1, 1000, digestHead / 2, digestHead, digestHead + 1}).Draw(t, "size"))
 			pieces, stream = append(pieces, piece), append(stream, piece...)
 		}
-		head, rest := digestOf(false, pieces...)
+		head, rest := digestOf(SchemeHead, pieces...)
 		if want := sha256.Sum256(stream[:min(len(stream), digestHead)]); !bytes.Equal(head, want[:]) {
 			t.Fatal("another SHA-256 of the first MiB")
 		}
 		if (rest != nil) != (len(stream) > digestHead) {
 			t.Fatalf("a stream of %d bytes has %x", len(stream), rest)
 		}
-		if all, none := digestOf(true, pieces...); none != nil || sha256.Sum256(stream) != [32]byte(all) {
+		if all, none := digestOf(SchemeSHA256, pieces...); none != nil || sha256.Sum256(stream) != [32]byte(all) {
 			t.Fatal("another SHA-256 of the whole")
+		}
+		none, fast := digestOf(SchemeXXH3, pieces...)
+		if none != nil || len(fast) != 16 {
+			t.Fatalf("under XXH3 alone: %x and %x", none, fast)
 		}
 		if len(pieces) == 0 {
 			return
 		}
 		differs := func(what string, others ...[]byte) {
-			if h, r := digestOf(false, others...); bytes.Equal(h, head) && bytes.Equal(r, rest) {
+			if h, r := digestOf(SchemeHead, others...); bytes.Equal(h, head) && bytes.Equal(r, rest) {
 				t.Fatalf("%s: the same checksum", what)
+			}
+			if _, f := digestOf(SchemeXXH3, others...); bytes.Equal(f, fast) {
+				t.Fatalf("%s: the same XXH3", what)
 			}
 		}
 		at := rapid.IntRange(0, len(pieces)-1).Draw(t, "at")

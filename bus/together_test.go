@@ -23,7 +23,7 @@ func assign(t testing.TB, r *bus.Receiver, dispatch string, trace bus.Trace) err
 	if err != nil {
 		t.Fatal(err)
 	}
-	return r.Assign(trace, true, body)
+	return r.Assign(trace, bus.Abilities{Assignments: true}, body)
 }
 
 // Many assignments to one session leave in fewer messages than there are; each comes once, says what the replica reads, and has
@@ -195,7 +195,7 @@ func TestNobodyHearsSeveralAssignments(t *testing.T) {
 func TestAssignmentsThatCannotLeave(t *testing.T) {
 	p := newPair(t)
 	r := p.receivers.Open(edge, session, "d1", 0)
-	if err := r.Assign(bus.Trace{}, true, make([]byte, bus.MaxPayload)); schemas.CodeOf(err) != schemas.CodeLimit {
+	if err := r.Assign(bus.Trace{}, bus.Abilities{Assignments: true}, make([]byte, bus.MaxPayload)); schemas.CodeOf(err) != schemas.CodeLimit {
 		t.Fatalf("too large: %v", err)
 	}
 	p.replica.NATS().Close()

@@ -29,6 +29,7 @@ const (
 
 	assignmentBundlesNumber, assignmentTogetherNumber      = 89, 90
 	assignmentParentNumber, assignmentStateNumber          = 91, 92
+	assignmentWholeNumber, assignmentTellNumber            = 95, 96
 	framesNumber                                           = 163
 	acceptedNumber, progressNumber, chunkNumber, resultNum = 164, 165, 166, 167
 	creditsNumber, assignmentsNumber                       = 168, 169

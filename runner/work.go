@@ -182,7 +182,7 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	if w.m.GetBundles() {
 		w.sender.Bundle()
 	}
-	w.stream.digest.Whole = !w.m.GetXxh3()
+	w.stream.digest.Scheme = bus.SchemeOf(w.m)
 	var response *runbusv1.RunFetchResponse
 	if err == nil {
 		response, err = w.recorded()

@@ -43,14 +43,6 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 
 // through takes a run through its steps and returns how it ended.
 func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
-	if run.named == schemas.ConsoleRunner && d.d.Managed != nil {
-		release, end := d.raise(ctx, run)
-		if end != nil {
-			return *end
-		}
-		defer release()
-	}
-
 	// Select. A refusal reads no credential and reaches nobody.
 	d.d.Registry.AwaitHandover(ctx, run.caller.Tenant, run.named)
 	var few [2]registry.Candidate
@@ -116,7 +108,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 				d.noteStart(run, at)
 				return nil
 			case *runbusv1.RunnerWorkResult:
-				return ended(d.resultEnding(run, f, nil))
+				return ended(d.resultEnding(run, f, false))
 			}
 			switch {
 			case errors.Is(a.err, bus.ErrNoResponders) && d.mayPublishAgain(run, published):
@@ -158,7 +150,7 @@ func (d *Dispatcher) publish(run *run, acceptBy time.Time) *ending {
 	}
 	subject := run.runner.Work
 	forOps := d.assignmentForOps(subject, body)
-	err = run.stream.receiver.Assign(run.trace, run.runner.Together, body)
+	err = run.stream.receiver.Assign(run.trace, run.runner.Can, body)
 	if errors.Is(err, nats.ErrMaxPayload) {
 		return ended(refusal(schemas.Wrap(schemas.CodeInvalid, err, "the request is too large for one message")))
 	}

@@ -53,22 +53,22 @@ func asError(err error) *schemas.Error {
 
 // intact compares the checksum of what was relayed with the runner's. Of a longer stream one that knows no XXH3 tells a checksum that was
 // not computed here: what stands behind the first MiB is then taken as it came, whole and in order.
-func intact(relayed *bus.Digest, sum []byte, result *runbusv1.RunnerWorkResult) bool {
+func intact(relayed *bus.Digest, result *runbusv1.RunnerWorkResult) bool {
 	rest := relayed.XXH3()
-	if rest != nil && len(result.GetRestXxh3()) == 0 {
+	if relayed.Scheme == bus.SchemeHead && rest != nil && len(result.GetRestXxh3()) == 0 {
 		return true
 	}
-	return bytes.Equal(sum, result.GetStreamSha256()) && bytes.Equal(rest, result.GetRestXxh3())
+	return bytes.Equal(relayed.SHA256(), result.GetStreamSha256()) && bytes.Equal(rest, result.GetRestXxh3())
 }
 
-// resultEnding judges a runner's result. sum is the SHA-256 of the chunks that were relayed; nil when none could be.
-func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, sum []byte) ending {
+// resultEnding judges a runner's result. relayed tells that what came before it was, so that it may be a response.
+func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, relayed bool) ending {
 	id := run.runner.Ref.Runner
 	if response := result.GetResponse(); response != nil {
-		if sum == nil {
+		if !relayed {
 			return failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result before it accepted the work", id))
 		}
-		if !intact(&run.sum, sum, result) {
+		if !intact(&run.sum, result) {
 			return failure(schemas.Errorf(schemas.CodeFailed, "the result of runner %q arrived damaged: its checksum differs", id))
 		}
 		run.count(response.GetRows(), response.GetBytes())

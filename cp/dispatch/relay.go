@@ -89,6 +89,7 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(run *run, sink Sink) ending {
 	run.dueIn(d, run.deadline.Sub(d.d.Now()))
+	run.sum.Scheme = run.runner.Can.Scheme()
 	defer run.sum.Close()
 	if end := d.tell(run, sink, nil); end != nil {
 		return *end
@@ -117,6 +118,12 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 	case *runbusv1.RunnerWorkChunk:
 		run.sum.Add(f.GetArrowIpc())
 		run.count(f.GetRows(), f.GetBytes())
+		if run.runner.Can.ChunksTell && !run.streaming {
+			run.streaming = true
+			if end := d.tell(run, sink, streamingFrom(f, d.d.Now())); end != nil {
+				return end
+			}
+		}
 		return d.tell(run, sink, f)
 	case *runbusv1.RunnerWorkProgress:
 		if f.Update == nil {
@@ -131,10 +138,12 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 			run.mark(PhaseConnecting, run.there)
 		case runbusv1.Phase_PHASE_QUERYING:
 			run.mark(PhaseQuerying, run.there)
+		case runbusv1.Phase_PHASE_STREAMING:
+			run.streaming = true
 		}
 		return d.tell(run, sink, f)
 	case *runbusv1.RunnerWorkResult:
-		return ended(d.resultEnding(run, f, run.sum.SHA256()))
+		return ended(d.resultEnding(run, f, true))
 	case nil:
 		if isNoResponders(a.err) {
 			return nil // of an assignment that was published again, and overtaken by its acceptance
@@ -144,6 +153,14 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		run.stream.receiver.Done(f)
 	}
 	return nil
+}
+
+// streamingFrom is the progress that the first chunk of a runner stands for which sends none with it (RunnerWorkAssignment.chunks_tell).
+// It has no number of its own.
+func streamingFrom(first *runbusv1.RunnerWorkChunk, at time.Time) *runbusv1.RunnerWorkProgress {
+	return &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{
+		Phase: runbusv1.Phase_PHASE_STREAMING, Rows: first.GetRows(), Bytes: first.GetBytes(), At: timestamppb.New(at),
+	}}
 }
 
 // tell has the caller take a frame, nil for the acceptance, and consumes it. It returns how the run ended if that was meanwhile, or

@@ -45,6 +45,7 @@ type run struct {
 
 	runner          registry.Candidate // set once selected; Ref.Runner is empty before
 	accepted        bool
+	streaming       bool // the caller was told that rows come
 	credentialsRead bool
 	trace           bus.Trace   // of what is sent for the run
 	live            *trace.Live // its timeline

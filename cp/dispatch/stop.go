@@ -156,7 +156,7 @@ func (d *Dispatcher) notAccepted(run *run, within time.Duration) ending {
 		return refusal(schemas.ErrRunnerOffline(id, "no answer"))
 	case stopped:
 		if v.result != nil && !v.result.GetStarted() {
-			return d.resultEnding(run, v.result, nil)
+			return d.resultEnding(run, v.result, false)
 		}
 		return failure(schemas.ErrRunnerOffline(id, "it accepted the work too late, and was stopped"))
 	case gone:

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -78,8 +79,8 @@ type Candidate struct {
 	Connected, Draining bool
 	// Work is the subject of the session's work.
 	Work string
-	// Together: the runner reads RunnerWorkAssignments.
-	Together bool
+	// Can is what the runner knows of what not every runner does.
+	Can bus.Abilities
 	// Deaf: nobody listened on the session's subjects when something was last published there. Unheard: that, or nothing that was
 	// published there is known to have arrived.
 	Deaf, Unheard bool

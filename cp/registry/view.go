@@ -269,7 +269,7 @@ func (rn *runner) candidate(s status) Candidate {
 		Session: rn.rec.Session, Work: rn.work, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
 		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
 		Deaf: s.signals.Responders == RespondersNone, Unheard: s.signals.Responders != RespondersHeard,
-		Together: slices.Contains(rn.rec.Capabilities, bus.CapabilityAssignments),
+		Can: bus.AbilitiesOf(rn.rec.Capabilities),
 	}
 }
 

@@ -45,6 +45,11 @@ type RunnerWorkAssignment struct {
 	Together bool `protobuf:"varint,90,opt,name=together,proto3" json:"together,omitempty"`
 	// True: the replica reads RunnerWorkResult.rest_xxh3.
 	Xxh3 bool `protobuf:"varint,94,opt,name=xxh3,proto3" json:"xxh3,omitempty"`
+	// True: the checksum of the result is rest_xxh3 over all of the stream, and no SHA-256. Said to runners whose hello lists `xxh3`.
+	Xxh3Whole bool `protobuf:"varint,95,opt,name=xxh3_whole,json=xxh3Whole,proto3" json:"xxh3_whole,omitempty"`
+	// True: a progress of phase STREAMING that would leave with the first chunk is not sent; the chunk says as much. Said to runners
+	// whose hello lists `chunks-tell`.
+	ChunksTell bool `protobuf:"varint,96,opt,name=chunks_tell,json=chunksTell,proto3" json:"chunks_tell,omitempty"`
 	// The W3C trace context, if any, of an assignment in RunnerWorkAssignments; one that comes alone has it in its headers.
 	Traceparent   string `protobuf:"bytes,91,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	Tracestate    string `protobuf:"bytes,92,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
@@ -155,6 +160,20 @@ func (x *RunnerWorkAssignment) GetTogether() bool {
 func (x *RunnerWorkAssignment) GetXxh3() bool {
 	if x != nil {
 		return x.Xxh3
+	}
+	return false
+}
+
+func (x *RunnerWorkAssignment) GetXxh3Whole() bool {
+	if x != nil {
+		return x.Xxh3Whole
+	}
+	return false
+}
+
+func (x *RunnerWorkAssignment) GetChunksTell() bool {
+	if x != nil {
+		return x.ChunksTell
 	}
 	return false
 }
@@ -712,10 +731,10 @@ type RunnerWorkResult struct {
 	//	*RunnerWorkResult_Error
 	Outcome isRunnerWorkResult_Outcome `protobuf_oneof:"outcome"`
 	Started bool                       `protobuf:"varint,136,opt,name=started,proto3" json:"started,omitempty"`
-	// SHA-256 over the Arrow IPC stream as sent; over its first MiB where rest_xxh3 is over the rest.
+	// SHA-256 over the Arrow IPC stream as sent; over its first MiB where rest_xxh3 is over the rest; empty where that is over all.
 	StreamSha256 []byte `protobuf:"bytes,137,opt,name=stream_sha256,json=streamSha256,proto3" json:"stream_sha256,omitempty"`
-	// Of what is behind the first MiB, if there is any and the assignment's xxh3 is true: XXH3-128 (big-endian) of each chunk, or of what
-	// of it is behind, seeded with both halves of the one before, exclusive or; the last one.
+	// Of what is behind the first MiB, if there is any and the assignment's xxh3 is true, or of all if its xxh3_whole is: XXH3-128
+	// (big-endian) of each chunk, or of what of it is behind, seeded with both halves of the one before, exclusive or; the last one.
 	RestXxh3      []byte `protobuf:"bytes,138,opt,name=rest_xxh3,json=restXxh3,proto3" json:"rest_xxh3,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1197,7 +1216,7 @@ var File_runbus_v1_work_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
-	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xf0\x03\n" +
+	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xb0\x04\n" +
 	"\x14RunnerWorkAssignment\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1210,7 +1229,11 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\fwindow_bytes\x18X \x01(\x03R\vwindowBytes\x12\x18\n" +
 	"\abundles\x18Y \x01(\bR\abundles\x12\x1a\n" +
 	"\btogether\x18Z \x01(\bR\btogether\x12\x12\n" +
-	"\x04xxh3\x18^ \x01(\bR\x04xxh3\x12 \n" +
+	"\x04xxh3\x18^ \x01(\bR\x04xxh3\x12\x1d\n" +
+	"\n" +
+	"xxh3_whole\x18_ \x01(\bR\txxh3Whole\x12\x1f\n" +
+	"\vchunks_tell\x18` \x01(\bR\n" +
+	"chunksTell\x12 \n" +
 	"\vtraceparent\x18[ \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\\ \x01(\tR\n" +
