@@ -10,6 +10,7 @@ import (
 	oteltrace "go.opentelemetry.io/otel/trace"
 
 	"github.com/org-runink/runbus/cp/egress"
+	"github.com/org-runink/runbus/cp/enrol"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -52,7 +53,8 @@ type Config struct {
 	Isolation bool
 	// RunnerCADir is CORE_RUNNER_CA_DIR: where the runner CA is, minted there once (SPEC C1). Empty: `runner-ca` in DataDir.
 	RunnerCADir string
-	// LeafLife is CORE_RUNNER_LEAF_LIFE: how long the certificate of a dialled runner lives (SPEC C5): 24h.
+	// LeafLife is CORE_RUNNER_LEAF_LIFE: how long the certificate of a dialled runner lives (SPEC C5): 24h, from enrol.MinLeafLife to
+	// enrol.MaxLeafLife.
 	LeafLife time.Duration
 	// RunnerAdmins is CORE_RUNNER_ADMINS: who may change dialled runners (SPEC R6), `name` or `tenant/name`. Empty: everybody who
 	// is signed in but a READER.
@@ -168,6 +170,10 @@ func (c *Config) prepare() error {
 		if *field == 0 {
 			*field = fallback
 		}
+	}
+	if c.LeafLife != 0 && (c.LeafLife < enrol.MinLeafLife || c.LeafLife > enrol.MaxLeafLife) {
+		return schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_LEAF_LIFE is %s: the certificate of a dialled runner lives from %s to %s", c.LeafLife, enrol.MinLeafLife, enrol.MaxLeafLife).
+			WithHint("24h is the default; the shorter it is, the sooner a stolen certificate is worth nothing, and the sooner one of a host that is off has expired")
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return schemas.Errorf(schemas.CodeInvalid, "a certificate and its key come together: set both or neither")

@@ -83,6 +83,18 @@ func TestWhereHTTPMayBePlain(t *testing.T) {
 	}
 }
 
+func TestTheLifeOfACertificateIsBounded(t *testing.T) {
+	for life, good := range map[string]bool{"10s": true, "24h": true, "720h": true, "9s": false, "1ns": false, "721h": false} {
+		c, err := ConfigFromEnv(env(map[string]string{"CORE_RUNNER_LEAF_LIFE": life}))
+		if err == nil {
+			err = c.prepare()
+		}
+		if (err == nil) != good || err != nil && (schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), "CORE_RUNNER_LEAF_LIFE is "+life) || !strings.Contains(err.Error(), "from 10s to 720h0m0s")) {
+			t.Errorf("%s: %v", life, err)
+		}
+	}
+}
+
 // A control plane that others reach keeps its own host to itself (egress.Rules).
 func TestWhoReachesIt(t *testing.T) {
 	for want, configs := range map[bool][]Config{

@@ -27,6 +27,9 @@ import (
 const (
 	// DefaultLeafLife is the life of a runner's certificate (SPEC C5; CORE_RUNNER_LEAF_LIFE).
 	DefaultLeafLife = 24 * time.Hour
+	// MinLeafLife and MaxLeafLife bound it. What lives under three minutes is renewed all the time: for tests.
+	MinLeafLife = 10 * time.Second
+	MaxLeafLife = 30 * 24 * time.Hour
 	// RenewableFor is how long after its end a certificate can still be renewed, and do nothing else (SPEC C13).
 	RenewableFor = 7 * 24 * time.Hour
 
@@ -38,7 +41,7 @@ type Config struct {
 	CA       *CA
 	Roster   *roster.Roster
 	Audit    *audit.Log
-	LeafLife time.Duration // zero: DefaultLeafLife
+	LeafLife time.Duration // zero: DefaultLeafLife; from MinLeafLife to MaxLeafLife
 	Log      *slog.Logger  // nil: slog.Default()
 	Now      func() time.Time
 	// Step is told of each step that changes something on either side, for tests that end the process there.

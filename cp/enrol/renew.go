@@ -38,8 +38,9 @@ type RenewerConfig struct {
 type Renewer struct {
 	c RenewerConfig
 
-	mu    sync.Mutex
-	again map[string]time.Time // earliest next try, by runner id
+	mu      sync.Mutex
+	again   map[string]time.Time // earliest next try, by runner id
+	running map[string]bool      // runner ids
 }
 
 // NewRenewer makes one.
@@ -47,10 +48,11 @@ func NewRenewer(c RenewerConfig) *Renewer {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
-	return &Renewer{c: c, again: map[string]time.Time{}}
+	return &Renewer{c: c, again: map[string]time.Time{}, running: map[string]bool{}}
 }
 
-// Run renews what is due until ctx ends, and returns its error. A runner that does not answer holds nobody else back.
+// Run renews what is due until ctx ends, and returns its error. A runner that does not answer holds nobody else back, and is not asked
+// again meanwhile.
 func (n *Renewer) Run(ctx context.Context) error {
 	every := time.NewTicker(min(max(n.c.Enroller.c.LeafLife/20, time.Second), time.Minute))
 	defer every.Stop()
@@ -59,6 +61,7 @@ func (n *Renewer) Run(ctx context.Context) error {
 	for {
 		for _, r := range n.due() {
 			running.Go(func() {
+				defer n.ended(r.ID)
 				if err := n.Renew(ctx, r); err != nil && ctx.Err() == nil {
 					n.c.Log.Warn("a runner's certificate was not renewed; trying again", "runner", r.ID, "tenant", r.Tenant, "until", r.Current.NotAfter, "error", err)
 				}
@@ -72,7 +75,7 @@ func (n *Renewer) Run(ctx context.Context) error {
 	}
 }
 
-// due are the linked runners to renew now; each is given its next time already.
+// due are the linked runners to renew now; each is given its next time already, and is running until ended.
 func (n *Renewer) due() []roster.Runner {
 	all, err := n.c.Enroller.c.Roster.All()
 	if err != nil {
@@ -88,16 +91,23 @@ func (n *Renewer) due() []roster.Runner {
 		if at, ok := n.again[r.ID]; ok {
 			known[r.ID] = at
 		}
-		if !Due(r, now) || now.Before(known[r.ID]) {
+		if n.running[r.ID] || !Due(r, now) || now.Before(known[r.ID]) {
 			continue
 		}
 		if n.c.Linked(r.ID) {
 			known[r.ID] = now.Add(min(renewRetry, lifeOf(*r.Current)/12))
+			n.running[r.ID] = true
 			due = append(due, r)
 		}
 	}
 	n.again = known // who is gone is forgotten
 	return due
+}
+
+func (n *Renewer) ended(id string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	delete(n.running, id)
 }
 
 // Due reports whether the certificate of r is to be renewed at now: two fifths of its life are left, so that it is done before a
