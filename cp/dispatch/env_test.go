@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"errors"
+	"runtime"
 	"sync"
 	"testing"
 	"time"
@@ -39,7 +40,8 @@ func newEnv(t testing.TB, configure func(*dispatch.Deps), reg func(*registry.Dep
 	e := &env{Stack: rt.Start(t, reg), copies: &copies{}}
 	deps := dispatch.Deps{
 		Bus: bus.NewConn(e.Conn(t, embedded.UserDispatch)), Registry: e.Registry, Audit: e.Audit, Metrics: e.Metrics,
-		Copies: e.copies.add, Log: e.Log, Now: e.Clock.Now, ConfirmWithin: 500 * time.Millisecond,
+		Copies: e.copies.add, Log: e.Log, Now: e.Clock.Now,
+		AcceptWithin: rt.Patience, ConfirmWithin: rt.Patience, // what does not come in time is a test of its own
 	}
 	var err error
 	e.record, err = trace.New(trace.Deps{Store: e.Store, Replica: "test", Metrics: e.Metrics, Log: e.Log, Now: e.Clock.Now})
@@ -64,6 +66,26 @@ func newEnv(t testing.TB, configure func(*dispatch.Deps), reg func(*registry.Dep
 	e.cred = e.Mint(t, e.Admin, "edge")
 	e.runner = e.Enrol(t, e.cred, "edge-1")
 	return e
+}
+
+// young stops the clock when the runner's session has just begun.
+func (e *env) young(t *testing.T) {
+	t.Helper()
+	e.Clock.Hold()
+	e.Clock.Advance(e.Candidate(t, "edge-1").SessionAt.Sub(e.Clock.Now()))
+}
+
+// unconfirmed is for tests in which the runner does not answer a cancel.
+func unconfirmed(d *dispatch.Deps) { d.ConfirmWithin = 100 * time.Millisecond }
+
+// awaitMetric waits until a metric, which is counted when the one it is about may know already, is at least 1.
+func (e *env) awaitMetric(t *testing.T, name string, labels map[string]string) {
+	t.Helper()
+	for give := time.Now().Add(rt.Patience); e.Metric(t, name, labels) < 1; runtime.Gosched() {
+		if time.Now().After(give) {
+			t.Fatalf("%s %v is not counted", name, labels)
+		}
+	}
 }
 
 // writer is a person who may fetch.

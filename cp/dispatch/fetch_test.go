@@ -22,7 +22,7 @@ import (
 
 // A fetch passes progress and the result through, in order, and tells its timeline (SPEC D1, D2, D15).
 func TestFetch(t *testing.T) {
-	e := newEnv(t, nil, nil)
+	e := newEnv(t, func(d *dispatch.Deps) { d.AcceptWithin = 0 }, nil) // 2 s
 	f := e.start(t, request("edge-1"))
 	w := e.accept(t)
 	a := rt.Wait(t, "accepted", f.sink.accepted)
@@ -222,10 +222,17 @@ func TestLimits(t *testing.T) {
 
 // A session younger than 2 s may not have spread its interest yet: a 503 is tried again, for 500 ms.
 func TestYoungSession(t *testing.T) {
+	published := make(chan struct{}, 1000)
 	e := newEnv(t, nil, nil)
+	e.copies.told = published
 	e.runner.Deafen(t)
+	e.young(t)
 	f := e.start(t, request("edge-1"))
 	again := func() float64 { return e.Metric(t, "runbus_dispatch_assignments_republished_total", nil) }
+	for range 3 {
+		rt.Wait(t, "a publish", published)
+	}
+	e.Clock.Advance(time.Second)
 	wantOutcome(t, f.wait(t), dispatch.OutcomeRefused, "runner_offline", `runner "edge-1" is offline: not connected`)
 	if again() == 0 {
 		t.Error("nothing was published again")
@@ -245,6 +252,7 @@ func TestListensLate(t *testing.T) {
 	e := newEnv(t, nil, nil)
 	e.copies.told = published
 	e.runner.Deafen(t)
+	e.young(t)
 	f := e.start(t, request("edge-1"))
 	rt.Wait(t, "the first publish", published)
 	e.runner.Listen(t)

@@ -69,10 +69,12 @@ func TestNobodyListens(t *testing.T) {
 
 // What was waited for in vain is told, and what the cancel brought.
 func TestNoAnswerIsTold(t *testing.T) {
-	e := newEnv(t, func(d *dispatch.Deps) { d.AcceptWithin = 50 * time.Millisecond }, nil)
+	hasty := func(d *dispatch.Deps) { d.AcceptWithin = 50 * time.Millisecond }
+	e := newEnv(t, func(d *dispatch.Deps) { hasty(d); unconfirmed(d) }, nil)
 	o := e.start(t, request("edge-1")).wait(t)
 	wantOutcome(t, o, dispatch.OutcomeUnknown, "outcome_unknown", "")
 	wantStopped(t, e.timeline(t, o), "assigned → accepted", "no answer from the runner within 50ms; to the cancel: no answer either")
+	e = newEnv(t, hasty, nil)
 	e.runner.OnCancel(func(*runbusv1.CancelOrder) runbusv1.CancelState {
 		return runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
 	})
@@ -83,7 +85,7 @@ func TestNoAnswerIsTold(t *testing.T) {
 
 // The caller's trace context goes with the work and with the credentials, when nobody traces in between.
 func TestTraceContextIsPassedOn(t *testing.T) {
-	e := newEnv(t, nil, nil)
+	e := newEnv(t, unconfirmed, nil)
 	const parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	ctx := propagation.TraceContext{}.Extract(context.Background(), propagation.MapCarrier{"traceparent": parent, "tracestate": "a=b"})
 	done := make(chan dispatch.Outcome, 1)

@@ -32,20 +32,32 @@ const (
 	Other  = "umbrella"
 )
 
-// Clock is the time of a test: the real one, moved.
+// Clock is the time of a test: the real one, moved, or held.
 type Clock struct {
-	mu  sync.Mutex
-	off time.Duration
+	mu   sync.Mutex
+	held time.Time // zero: it goes on
+	off  time.Duration
 }
 
 // Now is the moved time.
 func (c *Clock) Now() time.Time {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return time.Now().Add(c.off)
+	now := c.held
+	if now.IsZero() {
+		now = time.Now()
+	}
+	return now.Add(c.off)
 }
 
-// Advance moves it on.
+// Hold stops it, for good: only Advance moves it then.
+func (c *Clock) Hold() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.held = time.Now()
+}
+
+// Advance moves it on, or back.
 func (c *Clock) Advance(d time.Duration) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
