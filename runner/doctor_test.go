@@ -149,7 +149,7 @@ func TestDoctorFinds(t *testing.T) {
 		return func(c *Config, _ *DoctorOptions) { c.Addrs, c.TLS, c.Token = []string{addr}, false, open.token }
 	}
 	hasty := func(addr string) func(*Config, *DoctorOptions) {
-		return func(c *Config, o *DoctorOptions) { c.Addrs, o.Patience = []string{addr}, 300*time.Millisecond }
+		return func(c *Config, o *DoctorOptions) { c.Addrs, o.Patience = []string{addr}, 2*time.Second }
 	}
 	token := func(token string) func(*Config, *DoctorOptions) {
 		return func(c *Config, _ *DoctorOptions) { c.Token = token }
@@ -374,7 +374,7 @@ func blackHole(t *testing.T) string {
 	must(t, err)
 	addr := fmt.Sprintf("127.0.0.1:%d", sa.(*syscall.SockaddrInet4).Port)
 	for range 16 { // until one hangs
-		c, err := net.DialTimeout("tcp", addr, 200*time.Millisecond)
+		c, err := net.DialTimeout("tcp", addr, time.Second)
 		if err != nil {
 			return addr
 		}

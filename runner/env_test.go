@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -387,8 +388,8 @@ func (j *journal) await(t testing.TB, text string) string {
 	return j.awaitTimes(t, 1, text)
 }
 
-// awaitTimes waits for the n-th line with this text.
-func (j *journal) awaitTimes(t testing.TB, n int, text string) string {
+// awaitTimes waits for the n-th line that has all of these texts.
+func (j *journal) awaitTimes(t testing.TB, n int, texts ...string) string {
 	t.Helper()
 	timeout := time.After(patience)
 	for {
@@ -396,7 +397,7 @@ func (j *journal) awaitTimes(t testing.TB, n int, text string) string {
 		changed := j.changed
 		found := 0
 		for _, line := range j.lines {
-			if strings.Contains(line, text) {
+			if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(line, text) }) {
 				if found++; found == n {
 					j.mu.Unlock()
 					return line
@@ -407,7 +408,7 @@ func (j *journal) awaitTimes(t testing.TB, n int, text string) string {
 		select {
 		case <-changed:
 		case <-timeout:
-			t.Fatalf("no %q in the log:\n%s", text, j.text())
+			t.Fatalf("not %d times %q in the log:\n%s", n, texts, j.text())
 		}
 	}
 }
