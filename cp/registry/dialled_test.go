@@ -142,7 +142,7 @@ func TestUnreadableRoster(t *testing.T) {
 	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
 	rt.Must(t, err)
 	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_registry"))
-	give := time.Now().Add(30 * time.Second)
+	give := time.Now().Add(rt.Patience)
 	for replica.Readable() == nil && time.Now().Before(give) { // a state that comes by the absence of events
 		<-time.After(20 * time.Millisecond)
 	}

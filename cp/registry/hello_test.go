@@ -201,9 +201,10 @@ func TestReplaced(t *testing.T) {
 func TestStaleLink(t *testing.T) {
 	s := rt.Start(t, nil)
 	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
-	old := r.Conn.NATS()
+	old, oldAt := r.Conn.NATS(), s.Candidate(t, "edge-1").LinkAt
 	r.Dial(t, s)
 	r.Hello(t, nil)
+	s.Await(t, "the new link is seen", func() bool { return s.Candidate(t, "edge-1").LinkAt.After(oldAt) })
 	linkAt := s.Candidate(t, "edge-1").LinkAt
 	changed := s.Registry.Changed()
 	old.Close()
