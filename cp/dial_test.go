@@ -119,3 +119,50 @@ func TestTheControlPlaneDoesNotDialItself(t *testing.T) {
 		}
 	}
 }
+
+// A runner that is created or moved is dialled once, and then when it is due again: not once for the change and once for the request.
+func TestARunnerIsDialledOnceForEachChange(t *testing.T) {
+	came := make(chan time.Time, 100)
+	listen := func() string {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = l.Close() })
+		go func() {
+			for {
+				conn, err := l.Accept()
+				if err != nil {
+					return
+				}
+				came <- time.Now()
+				_ = conn.Close()
+			}
+		}()
+		return l.Addr().String()
+	}
+	next := func() time.Time {
+		t.Helper()
+		select {
+		case at := <-came:
+			return at
+		case <-time.After(time.Minute):
+			t.Fatal("it is not dialled")
+			return time.Time{}
+		}
+	}
+	s := newScene(t)
+	first, second := listen(), listen()
+	s.must(t, admin, http.MethodPost, "/api/runners", `{"name":"edge","address":"`+first+`"}`, nil)
+	for _, what := range []string{"created", "moved"} {
+		at := next()
+		if pause := next().Sub(at); pause < 400*time.Millisecond { // half a second at least is waited after a failure
+			t.Errorf("a runner that was %s is dialled again after %s", what, pause)
+		}
+		if what == "created" {
+			s.must(t, admin, http.MethodPatch, "/api/runners/edge", `{"address":"`+second+`"}`, nil)
+		}
+	}
+	s.must(t, admin, http.MethodPost, "/api/runners/edge/connect", "", nil) // but at once on request
+	next()
+}

@@ -217,11 +217,11 @@ func (r runnerRow) fields(now time.Time) []field {
 		all = append(all, field{"next certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Next.NotAfter.Local().Format(time.DateTime), r.Next.Fingerprint)})
 	}
 	if d := r.Dial; d != nil {
-		switch {
-		case d.Connected:
+		if d.Connected {
 			all = append(all, field{"dialled", fmt.Sprintf("linked to %s, %s", d.PeerAddr, ago(d.Since, now))})
-		case d.LastError != "":
-			all = append(all, field{"dialled", "failed: " + d.LastError})
+		}
+		if d.LastError != "" { // with a link: of the one that is to take its place
+			all = append(all, field{"last dial", "failed: " + d.LastError})
 		}
 	}
 	for _, t := range r.Tokens {

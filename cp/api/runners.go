@@ -98,7 +98,7 @@ func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*tick
 	if err != nil {
 		return nil, problemOf(err)
 	}
-	return s.ticket(runner, minted)
+	return s.ticket(runner, minted) // the part that dials has heard of it
 }
 
 // nameFree refuses as a name what is the id of an outbound runner: the name would take over its fetches. Whether by may create one,
@@ -124,10 +124,11 @@ func (s *server) issueToken(ctx context.Context, in *runnerID) (*ticketOutput, e
 	if err != nil {
 		return nil, s.runnerProblem(ctx, in.ID, err)
 	}
+	s.Runners.Connect(runner.ID) // it may be listening already
 	return s.ticket(runner, minted)
 }
 
-// ticket is the one answer that shows a ticket, and has the runner dialled: it may be listening already.
+// ticket is the one answer that shows a ticket.
 func (s *server) ticket(r roster.Runner, m roster.Minted) (*ticketOutput, error) {
 	address, err := schemas.ParseAddress(r.Address)
 	if err != nil {
@@ -138,7 +139,6 @@ func (s *server) ticket(r roster.Runner, m roster.Minted) (*ticketOutput, error)
 	if err != nil {
 		return nil, problemOf(err)
 	}
-	s.Runners.Connect(r.ID)
 	return &ticketOutput{TicketIssued{
 		Runner: shown, Ticket: ticket, TokenID: m.TokenID, ExpiresAt: m.ExpiresAt,
 		Command: fmt.Sprintf("CORE_RUNNER_TICKET=%s core-runner serve --listen :%d", shellQuoted(ticket), address.Port),
@@ -296,7 +296,7 @@ func (s *server) revokeRunner(ctx context.Context, in *runnerID) (*runnerOutput,
 	return s.changed(ctx, in.ID, func(by auth.Principal) (roster.Runner, error) { return s.Roster.Revoke(ctx, by, in.ID) })
 }
 
-// changed answers with the runner as the list shows it after a change, and has the part that dials look at it at once.
+// changed answers with the runner as the list shows it after a change. The part that dials hears of it by itself.
 func (s *server) changed(ctx context.Context, idOrName string, change func(auth.Principal) (roster.Runner, error)) (*runnerOutput, error) {
 	r, err := change(principal(ctx))
 	if err != nil {
@@ -305,9 +305,6 @@ func (s *server) changed(ctx context.Context, idOrName string, change func(auth.
 	shown, err := s.shown(r.Tenant, r.ID)
 	if err != nil {
 		return nil, problemOf(err)
-	}
-	if r.State != roster.Revoked {
-		s.Runners.Connect(r.ID)
 	}
 	return &runnerOutput{shown}, nil
 }

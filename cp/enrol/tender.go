@@ -54,6 +54,7 @@ type tender struct {
 	link     *spliced
 	lost     time.Time // when the last link had ended
 	failures int
+	moving   bool // the runner has another address than its link
 }
 
 // spliced is one link in use.
@@ -106,15 +107,24 @@ func (t *tender) run(ctx context.Context) {
 
 // keep waits for what ends or changes the link.
 func (t *tender) keep(ctx context.Context, r roster.Runner) {
-	switch {
-	case t.link.address != r.Address:
-		t.log.Info("the address was changed: the link is made anew", "from", t.link.address, "to", r.Address)
-		t.drop()
-		return
-	case r.Pinned(t.link.fingerprint) == nil:
+	if r.Pinned(t.link.fingerprint) == nil {
 		t.log.Info("the certificate of the link is not valid any more: it is made anew")
 		t.drop()
 		return
+	}
+	select {
+	case <-t.link.ended:
+		t.hasEnded(ctx, r)
+		return
+	default:
+	}
+	if t.link.address != r.Address {
+		t.move(ctx, r)
+		return
+	}
+	if t.moving { // back to where the link is
+		t.moving, t.failures = false, 0
+		t.set(func(s *LinkState) { s.LastError, s.NextTry = "", nil })
 	}
 	select {
 	case <-ctx.Done():
@@ -126,13 +136,35 @@ func (t *tender) keep(ctx context.Context, r roster.Runner) {
 			t.set(func(s *LinkState) { s.LastError = err.Error() })
 		}
 	case <-t.link.ended:
-		t.lost = t.d.d.Now()
-		lasted := t.lost.Sub(t.link.since)
-		t.drop()
-		if lasted < steady {
-			t.failures++
-			t.wait(ctx, r, errors.New("the link ended as soon as it was made: the runner's log says why"))
-		}
+		t.hasEnded(ctx, r)
+	}
+}
+
+// hasEnded takes note of the end of the link.
+func (t *tender) hasEnded(ctx context.Context, r roster.Runner) {
+	t.lost = t.d.d.Now()
+	lasted := t.lost.Sub(t.link.since)
+	t.drop()
+	if lasted < steady {
+		t.failures++
+		t.wait(ctx, r, errors.New("the link ended as soon as it was made: the runner's log says why"))
+	}
+}
+
+// move makes a link to the address that the runner has now. The one to the address that it had goes on until then: a wrong address
+// costs no work.
+func (t *tender) move(ctx context.Context, r roster.Runner) {
+	if !t.moving {
+		t.moving, t.failures = true, 0
+		t.log.Info("the address was changed: the link is made anew", "from", t.link.address, "to", r.Address)
+	}
+	err := t.dial(ctx, r)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil {
+		t.failures++
+		t.wait(ctx, r, err)
 	}
 }
 
@@ -182,11 +214,17 @@ func (t *tender) wait(ctx context.Context, r roster.Runner, why error) {
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
+	var ended chan struct{} // of the link beside which it is tried
+	if t.link != nil {
+		ended = t.link.ended
+	}
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case <-timer.C:
+			return
+		case <-ended:
 			return
 		case <-t.now:
 			return
@@ -233,6 +271,10 @@ func (t *tender) pause(ctx context.Context, most time.Duration) {
 
 // dial makes one connection to the runner and what it is for: an enrolment, or the link.
 func (t *tender) dial(ctx context.Context, r roster.Runner) error {
+	select {
+	case <-t.now: // was asked for, and is what happens
+	default:
+	}
 	d := t.d.d
 	protos, err := Protocols(r, d.Now())
 	if err != nil {
@@ -357,7 +399,7 @@ func (t *tender) adopt(ctx context.Context, conn, server net.Conn, l *spliced, r
 		beside.Go(func() { t.d.keepLease(ctx, t.id, l.since) })
 		beside.Go(func() { t.askHealth(ctx, ref) })
 		if old != nil {
-			beside.Go(func() { t.giveUp(old) })
+			beside.Go(func() { t.giveUp(ctx, old) })
 		}
 		err := link.Splice(ctx, conn, server)
 		if errors.Is(err, context.Canceled) {
@@ -373,14 +415,15 @@ func (t *tender) adopt(ctx context.Context, conn, server net.Conn, l *spliced, r
 	})
 }
 
-// giveUp waits for the end of a link that was replaced.
-func (t *tender) giveUp(old *spliced) {
+// giveUp waits for the end of a link that was replaced, at most until the end of the one that replaced it, which is ctx's.
+func (t *tender) giveUp(ctx context.Context, old *spliced) {
 	timer := time.NewTimer(giveUpWithin)
 	defer timer.Stop()
 	select {
 	case <-old.ended:
 		return
 	case <-timer.C:
+	case <-ctx.Done():
 	}
 	old.end()
 	<-old.ended

@@ -241,17 +241,34 @@ func TestAnAddressChanges(t *testing.T) {
 	p.moveTo(t, r.ID, "127.0.0.1:1") // nobody is there
 	await(t, "the error", func() bool {
 		s := a.Link(r.ID)
-		return !s.Connected && strings.Contains(s.LastError, "nothing listens at 127.0.0.1:1") && s.NextTry != nil
+		return s.Connected && s.PeerAddr == l.addr && strings.Contains(s.LastError, "nothing listens at 127.0.0.1:1") && s.NextTry != nil
 	})
-	if _, err := first.Read(make([]byte, 1)); err == nil {
-		t.Error("the link to the old address goes on")
+	server := a.server(t)
+	through := func() {
+		t.Helper()
+		go func() { _, _ = first.Write([]byte("through")) }()
+		if _, err := io.ReadFull(server, make([]byte, 7)); err != nil {
+			t.Errorf("the link to the old address: %v", err)
+		}
 	}
-	_ = first.Close()
+	through()
+	p.moveTo(t, r.ID, l.addr) // back again
+	await(t, "the end of the error", func() bool { s := a.Link(r.ID); return s.Connected && s.LastError == "" && s.NextTry == nil })
+	through()
+
 	_, port, err := net.SplitHostPort(l.addr)
 	must(t, err)
 	p.moveTo(t, r.ID, "localhost:"+port) // a name
 	l.take(t)
+	a.server(t)
+	_ = first.Close() // as the NATS client does when it takes another one
+	if _, err := server.Read(make([]byte, 1)); err == nil {
+		t.Error("the link to the old address goes on beside the new one")
+	}
 	await(t, "a link", func() bool { return a.Linked(r.ID) })
+	if n := len(a.servers); n > 0 {
+		t.Errorf("%d links too many were made", n)
+	}
 	if p.runner(t, r.ID).Current.Fingerprint != before {
 		t.Error("the certificate changed with the address")
 	}
