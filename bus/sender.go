@@ -160,6 +160,13 @@ func (s *Sender) take(f Frame, n int64) error {
 	return nil
 }
 
+// Held is how many bytes of chunks wait for their acknowledgement.
+func (s *Sender) Held() int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.held
+}
+
 // Drain waits until the replica has acknowledged everything that was sent so far and since.
 func (s *Sender) Drain(ctx context.Context) error {
 	s.mu.Lock()

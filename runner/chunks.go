@@ -1,7 +1,6 @@
 package runner
 
 import (
-	"bytes"
 	"context"
 	"sync"
 	"sync/atomic"
@@ -26,13 +25,12 @@ type chunks struct {
 
 	due atomic.Int64 // uptime at which what is buffered is to be sent; 0: nothing is
 
-	mu     sync.Mutex
-	buf    []byte
-	ended  bool // the alarm does nothing any more
-	digest bus.Digest
-	chunk  runbusv1.RunnerWorkChunk // memory for one that is sent
-	sent   int64
-	err    error
+	mu    sync.Mutex
+	space *workspace // set before the first Write; not used when ended
+	buf   []byte
+	ended bool // the alarm does nothing any more
+	sent  int64
+	err   error
 }
 
 // smallBuffers keeps the buffers of small results.
@@ -95,11 +93,12 @@ func (c *chunks) send() {
 		return
 	}
 	c.due.Store(0)
-	c.digest.Add(c.buf)
+	c.space.digest.Add(c.buf)
 	c.sent += int64(len(c.buf))
-	c.chunk.ArrowIpc, c.chunk.Rows, c.chunk.Bytes = c.buf, c.counts.Rows(), c.counts.Bytes()
-	c.err = c.sender.Send(c.ctx, &c.chunk)
-	c.chunk.ArrowIpc = nil
+	chunk := &c.space.chunk
+	chunk.ArrowIpc, chunk.Rows, chunk.Bytes = c.buf, c.counts.Rows(), c.counts.Bytes()
+	c.err = c.sender.Send(c.ctx, chunk)
+	chunk.ArrowIpc = nil
 	c.buf = c.buf[:0]
 }
 
@@ -141,13 +140,10 @@ func (c *chunks) end() {
 	c.release()
 }
 
-// sumInto puts the checksum of what was sent into a result.
+// sumInto puts the checksum of what was sent into a result. It comes after end, if anything was written; the result is valid as long as
+// the memory.
 func (c *chunks) sumInto(r *runbusv1.RunnerWorkResult) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	r.StreamSha256 = bytes.Clone(c.digest.SHA256())
-	r.RestXxh3 = bytes.Clone(c.digest.XXH3())
-	c.digest.Close()
+	r.StreamSha256, r.RestXxh3 = c.space.digest.SHA256(), c.space.digest.XXH3()
 }
 
 func (c *chunks) total() int64 {

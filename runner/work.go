@@ -35,7 +35,7 @@ type work struct {
 	tag     tagged
 	log     *slog.Logger
 	stream  chunks
-	frames  frames
+	space   *workspace // of the goroutine that runs it
 
 	// Guarded by works.mu. Both times are uptimes, 0 for none.
 	deadline  time.Duration // it is stopped then
@@ -43,25 +43,37 @@ type work struct {
 	silent    bool          // nobody seems to wait for the result
 	orphaned  bool          // ended, and silent
 	delivered bool          // acknowledged, or given up
+	held      int64         // ended: bytes of chunks that wait for their acknowledgement
 }
 
-// frames is memory for what a work sends: the bus has encoded a frame when it has taken it.
-type frames struct {
+// workspace is what a goroutine that runs works has for what they send, one after the other: the bus has encoded a frame when it has taken it.
+type workspace struct {
 	accepted runbusv1.RunnerWorkAccepted
 	progress runbusv1.RunnerWorkProgress
 	update   runbusv1.RunFetchUpdate
 	at       timestamppb.Timestamp
+	chunk    runbusv1.RunnerWorkChunk
+	digest   bus.Digest
 	result   runbusv1.RunnerWorkResult
 	outcome  runbusv1.RunnerWorkResult_Response
 	response runbusv1.RunFetchResponse
 	elapsed  durationpb.Duration
 }
 
+// forget drops what a work has left there.
+func (m *workspace) forget() {
+	m.digest.Close()
+	m.digest = bus.Digest{}
+	m.update.Message, m.chunk.ArrowIpc = "", nil
+	m.result.Outcome, m.result.StreamSha256, m.result.RestXxh3 = nil, nil, nil
+	m.response.Notices = nil
+}
+
 // now is the control plane's time, in at.
 func (w *work) now() *timestamppb.Timestamp {
 	t := w.agent.clock.now()
-	w.frames.at.Seconds, w.frames.at.Nanos = t.Unix(), int32(t.Nanosecond()) // below 1e9
-	return &w.frames.at
+	w.space.at.Seconds, w.space.at.Nanos = t.Unix(), int32(t.Nanosecond()) // below 1e9
+	return &w.space.at
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) *work {
@@ -149,8 +161,13 @@ func errProcessEnds() *schemas.Error {
 		WithHint("it is not run again by itself; start it again if the read may be repeated")
 }
 
-// do runs the work, or refuses it, and delivers the result.
-func (w *work) do() {
+// do runs the work, or refuses it, and delivers the result. m is the work's until do returns.
+func (w *work) do(m *workspace) {
+	w.space, w.stream.space = m, m
+	defer func() {
+		w.space = nil
+		m.forget()
+	}()
 	var result *runbusv1.RunnerWorkResult
 	if w.refused != nil {
 		result = w.refuse()
@@ -176,18 +193,18 @@ func (w *work) refuse() *runbusv1.RunnerWorkResult {
 func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
 	w.sender.OnOrphaned(w.onSilence)
-	accepted := &w.frames.accepted
+	accepted := &w.space.accepted
 	accepted.Pid, accepted.At = w.agent.pid(), w.now()
 	err := w.sender.Send(w.ctx, accepted)
 	if w.m.GetBundles() {
 		w.sender.Bundle()
 	}
-	w.stream.digest.Scheme = bus.SchemeOf(w.m)
+	w.space.digest.Scheme = bus.SchemeOf(w.m)
 	var response *runbusv1.RunFetchResponse
 	if err == nil {
 		response, err = w.recorded()
 	}
-	result := &w.frames.result
+	result := &w.space.result
 	result.Started = true
 	w.stream.sumInto(result)
 	if err != nil {
@@ -196,10 +213,10 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(w.began))
 	} else {
 		elapsed := time.Since(w.began)
-		response.Elapsed = &w.frames.elapsed
+		response.Elapsed = &w.space.elapsed
 		response.Elapsed.Seconds, response.Elapsed.Nanos = int64(elapsed/time.Second), int32(elapsed%time.Second)
-		w.frames.outcome.Response = response
-		result.Outcome = &w.frames.outcome
+		w.space.outcome.Response = response
+		result.Outcome = &w.space.outcome
 	}
 	endSpan(w.span, response.GetRows(), response.GetBytes(), err)
 	return result
@@ -250,7 +267,7 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 	if err != nil {
 		return nil, err
 	}
-	response = &w.frames.response
+	response = &w.space.response
 	response.Rows, response.Bytes, response.WireBytes = out.Rows(), out.Bytes(), stream.total()
 	response.Notices, response.RunnerPid = out.Notices(), w.agent.pid()
 	return response, nil
@@ -297,13 +314,13 @@ func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSess
 
 // progress is the Output's callback.
 func (w *work) progress(phase runbusv1.Phase, message string, rows, bytes int64) {
-	if phase == runbusv1.Phase_PHASE_DONE && message == "" {
-		return // the result says it, right after
+	if phase == runbusv1.Phase_PHASE_DONE && message == "" || w.space == nil {
+		return // the result says it, right after; or has said it, to a connector that goes on
 	}
-	u := &w.frames.update
+	u := &w.space.update
 	u.Phase, u.Message, u.Rows, u.Bytes, u.At = phase, message, rows, bytes, w.now()
-	w.frames.progress.Update = u
-	_ = w.sender.Send(w.ctx, &w.frames.progress) // a lost progress is made good by the next
+	w.space.progress.Update = u
+	_ = w.sender.Send(w.ctx, &w.space.progress) // a lost progress is made good by the next
 }
 
 // reason is what the caller is told of err: why the work was stopped, if it was, else the source's own words.

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -11,34 +12,17 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// seenLeast is how many dispatch ids are remembered at least. An assignment is accepted for seconds only: ids beyond are forgotten once
-// theirs could not be accepted any more if it came again, or when there are seenMost.
-const (
-	seenLeast = 16 << 10
-	seenMost  = 256 << 10
-)
-
 // mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, or the number
-// of slots if that is more; each has a window of chunks at most: callers that take nothing must not fill this process's memory.
-const mostUndelivered = 16
+// of slots if that is more. Each has a window of chunks at most, of which there may be mostWindows, or the number of slots: callers that
+// take nothing must not fill this process's memory.
+const (
+	mostUndelivered = 256
+	mostWindows     = 16
+)
 
 // mostOrphaned bounds those whose replica is silent in the same way. They don't keep a replica that has started anew from giving
 // work, and their windows add up to what one connection may have under way.
 const mostOrphaned = 64
-
-// fate is what became of a dispatch id.
-type fate uint8
-
-const (
-	neverRun fate = iota + 1 // cancelled before it came, or dropped as late: it will not run
-	answered                 // it runs, or ran, or was refused: its result tells
-)
-
-// seen is an id, and the uptime from which its assignment could not be accepted any more.
-type seen struct {
-	id    string
-	until time.Duration
-}
 
 // works is the runner's table of what it runs: it is the one place that decides whether a work gets a slot (SPEC D6), and
 // it never runs one id twice (SPEC D12).
@@ -53,19 +37,19 @@ type works struct {
 	jobs        map[string]*work // by dispatch, until the result is delivered
 	running     int              // of jobs: hold a slot
 	undelivered int              // of jobs: ended, with a result that is not acknowledged yet
+	held        int64            // bytes of chunks that those keep
 	orphaned    int              // likewise, and their replica is silent
-	fates       map[string]fate  // of every id ever assigned or cancelled
-	seen        []seen           // the ids of fates, in order
-	forgotten   int              // of seen, from the first: not in fates any more
+	fates       fates            // of every id assigned or cancelled
 	isDrain     bool
 	isClosed    bool          // nothing is taken, nor refused
 	idleCh      chan struct{} // closed when draining and nothing runs or waits
 	alarm       *time.Timer   // for look
-	alarmAt     time.Duration // uptime at which it rings; 0: it does not
+	alarmAt     atomic.Int64  // uptime at which it rings; 0: it does not. Written with mu held
 }
 
 func newWorks(a *Agent) *works {
-	w := &works{agent: a, jobs: map[string]*work{}, fates: map[string]fate{}, idleCh: make(chan struct{})}
+	w := &works{agent: a, jobs: map[string]*work{}, idleCh: make(chan struct{})}
+	w.pool.do = (*work).do
 	w.done.log = a.log
 	w.alarm = time.AfterFunc(time.Hour, w.look)
 	w.alarm.Stop()
@@ -101,7 +85,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 		return
 	}
 	began := time.Now()
-	now := a.clock.at(began)
+	at, now := began.Sub(processStart), a.clock.at(began)
 	late := now.After(m.GetAcceptBy().AsTime())
 
 	w.mu.Lock()
@@ -110,15 +94,15 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 	case w.isClosed:
 		a.log.Warn("an assignment came after the end and was dropped unrun", "dispatch", id)
 		return
-	case w.fates[id] != 0:
+	case w.fates.of(id) != 0:
 		a.log.Info("an assignment that is known already was dropped", "dispatch", id)
 		return
 	case late:
-		w.remember(id, neverRun, 0)
+		w.fates.remember(id, neverRun, 0, at)
 		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
 		return
 	}
-	w.remember(id, answered, began.Sub(processStart)+m.GetAcceptBy().AsTime().Sub(now))
+	w.fates.remember(id, answered, at+m.GetAcceptBy().AsTime().Sub(now), at)
 	job := newWork(a, m, from, began)
 	w.jobs[id] = job
 	w.open.Add(1)
@@ -126,19 +110,28 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 		w.running++
 		w.wake(job.ends(m.GetDeadline().AsTime().Sub(now)))
 	}
-	w.pool.run(job.do)
+	w.pool.run(job)
 }
 
 // wake has look called at that uptime, or before; mu is held.
 func (w *works) wake(at time.Duration) {
-	if w.alarmAt == 0 || at < w.alarmAt {
-		w.alarmAt = max(at, 1)
+	if !w.rings(at) {
+		w.alarmAt.Store(int64(max(at, 1)))
 		w.alarm.Reset(at - uptime())
 	}
 }
 
-// wakeAt is wake for who does not hold mu.
+// rings reports whether the alarm rings at that uptime, or before.
+func (w *works) rings(at time.Duration) bool {
+	alarm := w.alarmAt.Load()
+	return alarm != 0 && time.Duration(alarm) <= at
+}
+
+// wakeAt is wake for who does not hold mu. What is due then must be where look finds it by now.
 func (w *works) wakeAt(at time.Duration) {
+	if w.rings(at) {
+		return
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.wake(at)
@@ -157,13 +150,14 @@ func (w *works) look() {
 func (w *works) lookAt(now time.Duration) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.alarmAt.Store(0) // first: what becomes due after its work was looked at sets the alarm anew
 	next := time.Duration(0)
 	for _, job := range w.jobs {
 		if at := job.look(now); at > 0 && (next == 0 || at < next) {
 			next = at
 		}
 	}
-	if w.alarmAt = 0; next > 0 {
+	if next > 0 {
 		w.wake(next)
 	}
 }
@@ -176,7 +170,7 @@ func (w *works) refusal() error {
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
 	case w.running >= a.cfg.Concurrency:
 		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
-	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency):
+	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency), w.held >= bus.MaxWindow*int64(max(mostWindows, a.cfg.Concurrency)):
 		return schemas.ErrRunnerBacklog(a.ref.Runner, w.undelivered)
 	}
 	return nil
@@ -214,11 +208,11 @@ func (w *works) cancel(id string, reason *schemas.Error) runbusv1.CancelState {
 		job.cancel(reason)
 		return runbusv1.CancelState_CANCEL_STATE_STOPPING
 	}
-	switch w.fates[id] {
+	switch w.fates.of(id) {
 	case answered:
 		return runbusv1.CancelState_CANCEL_STATE_ENDED
 	case 0:
-		w.remember(id, neverRun, 0)
+		w.fates.remember(id, neverRun, 0, uptime())
 	}
 	return runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED
 }
@@ -242,33 +236,17 @@ func (w *works) close(reason *schemas.Error) {
 	w.cancelAll(reason)
 }
 
-// remember notes what became of an id; mu is held. until is that of seen.
-func (w *works) remember(id string, f fate, until time.Duration) {
-	for n := len(w.fates); n >= seenLeast; n-- {
-		oldest := &w.seen[w.forgotten]
-		if n < seenMost && oldest.until > uptime() {
-			break
-		}
-		delete(w.fates, oldest.id)
-		*oldest = seen{}
-		w.forgotten++
-	}
-	if w.forgotten >= seenLeast {
-		w.seen = append(w.seen[:0], w.seen[w.forgotten:]...)
-		w.forgotten = 0
-	}
-	w.fates[id] = f
-	w.seen = append(w.seen, seen{id, until})
-}
-
 // ended frees the slot of a work, which has its result and keeps it for so long at most. It reports whether nobody seems to wait for
 // that.
 func (w *works) ended(job *work, delivery time.Duration) (silent bool) {
+	held := job.sender.Held()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if job.refused == nil {
 		w.running--
 		w.undelivered++
+		w.held += held
+		job.held = held
 	}
 	w.wake(job.kept(delivery))
 	return job.silent
@@ -294,6 +272,7 @@ func (w *works) orphan(job *work) bool {
 		return false
 	}
 	w.undelivered--
+	w.held -= job.held
 	w.orphaned++
 	job.orphaned = true
 	w.tellIdle()
@@ -312,6 +291,7 @@ func (w *works) delivered(job *work) {
 		w.orphaned--
 	default:
 		w.undelivered--
+		w.held -= job.held
 	}
 	w.tellIdle()
 	w.open.Done()

@@ -2,6 +2,7 @@ package runner
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"runtime"
 	"strings"
@@ -9,6 +10,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/apache/arrow-go/v18/arrow"
+	"github.com/apache/arrow-go/v18/arrow/array"
+	"github.com/apache/arrow-go/v18/arrow/memory"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/bus"
@@ -137,6 +141,44 @@ func TestUndeliveredResultsAreBounded(t *testing.T) {
 			return
 		}
 		c.completes() // the last of the silent ones had not given its slot back yet
+	}
+}
+
+// Large results that nobody acknowledges are bounded by what they keep, long before they are many.
+func TestUndeliveredBytesAreBounded(t *testing.T) {
+	schema := arrow.NewSchema([]arrow.Field{{Name: "row", Type: arrow.BinaryTypes.Binary}}, nil)
+	b := array.NewRecordBuilder(memory.DefaultAllocator, schema)
+	defer b.Release()
+	row := make([]byte, bus.MaxWindow*7/8)
+	_, _ = rand.Read(row) // zstd makes nothing of it
+	b.Field(0).(*array.BinaryBuilder).Append(row)
+	batch := b.NewRecordBatch()
+	defer batch.Release()
+	const enough = mostWindows*8/7 + 1
+	cp := newControlPlane(t)
+	ended := make(chan struct{}, 2*enough)
+	p := cp.start(t, func(c *Config) { c.Concurrency = 1 }, func(a *Agent) {
+		a.waits.goodbye = time.Millisecond
+		playing(func(_ context.Context, req source.Request, out *source.Output) error {
+			if req.Query == "" {
+				return oneRow(out)
+			}
+			defer func() { ended <- struct{}{} }()
+			return errors.Join(out.Start(schema), out.Write(batch))
+		})(a)
+	})
+	for range enough {
+		p.assign(func(m *runbusv1.RunnerWorkAssignment) {
+			m.Replica, m.WindowBytes, m.Request.Query = schemas.NewID(), bus.MaxWindow, "large" // nobody is there
+		})
+		receive(t, ended, "end of a large fetch")
+		for p.works.count() > 0 {
+			runtime.Gosched() // until its slot is free
+		}
+	}
+	r, ok := p.assign(nil).next().(*runbusv1.RunnerWorkResult)
+	if want := schemas.ErrRunnerBacklog(edge.Runner, enough).Message; !ok || r.GetError().GetMessage() != want {
+		t.Errorf("answered with %v, want %q", r, want)
 	}
 }
 
