@@ -31,6 +31,10 @@ const (
 	Total           = 1024
 )
 
+// maxEarly is how many bytes a client may send before the handshake has ended. A control plane sends some four thousand; without the
+// bound a stranger may keep 256 KiB in memory with a certificate alone.
+const maxEarly = 16 << 10
+
 // Config is what an Intake needs. TLS, Enrol and Link are required.
 type Config struct {
 	// Listen is host:port; an empty host is every address of this host, IPv4 and IPv6.
@@ -160,7 +164,8 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 		return // it has gone
 	}
 	leaf := ""
-	conn := tls.Server(raw, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
+	early := &earlyConn{Conn: raw, left: maxEarly}
+	conn := tls.Server(early, &tls.Config{MinVersion: tls.VersionTLS13, GetConfigForClient: func(hello *tls.ClientHelloInfo) (*tls.Config, error) {
 		c, err := i.configFor(hello)
 		if err == nil && len(c.Certificates) > 0 {
 			sum := sha256.Sum256(c.Certificates[0].Certificate[0])
@@ -172,6 +177,7 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 		i.refused(ctx, peer, "the handshake failed", err)
 		return
 	}
+	early.over = true
 	i.gate.leave(v) // who has proved to be the control plane gives way to no stranger
 	switch proto := conn.ConnectionState().NegotiatedProtocol; proto {
 	case link.ProtoEnrol:
@@ -197,6 +203,29 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 		}
 		taken = true
 	}
+}
+
+// earlyConn is a connection of which only so many bytes are read until the handshake is over.
+type earlyConn struct {
+	net.Conn
+	left int
+	over bool // set between the reads of the handshake and those of what follows
+}
+
+// errEarly ends a handshake in which too much is said.
+var errEarly = fmt.Errorf("more than %d bytes came before the end of the handshake", maxEarly)
+
+// Read reads; during the handshake it is errEarly when all that may come has come.
+func (c *earlyConn) Read(b []byte) (int, error) {
+	if c.over {
+		return c.Conn.Read(b)
+	}
+	if c.left <= 0 {
+		return 0, errEarly
+	}
+	n, err := c.Conn.Read(b[:min(len(b), c.left)])
+	c.left -= n
+	return n, err
 }
 
 // errNoProtocol refuses a client that offers none of ours.

@@ -8,7 +8,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
-	"flag"
 	"io"
 	"log/slog"
 	"math/big"
@@ -25,8 +24,6 @@ import (
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
-
-var flood = flag.Int("flood", 400, "connections that never finish the handshake")
 
 const patience = 2 * time.Minute
 
@@ -230,57 +227,6 @@ func TestANewLeafReplacesTheLink(t *testing.T) {
 	}
 }
 
-// Connections that never finish the handshake are cut in time, and a real link comes up among them and after them. The full size of
-// the requirement is -flood=10000.
-func TestAFloodOfHalfHandshakes(t *testing.T) {
-	p := newPair(t)
-	slot, arrived := newSlot(always)
-	const within = 8 * time.Second // less would do; a real link must shake hands in it too
-	var i *Intake
-	t.Cleanup(func() { // after Serve has ended: who sees its connection cut may do so before it is no longer counted
-		if now, _ := i.gate.open(); now != 0 {
-			t.Errorf("%d connections are still counted", now)
-		}
-	})
-	var address string
-	i, address = open(t, p, slot, func(c *Config) { c.HandshakeWithin = within })
-	var dawdling sync.WaitGroup
-	defer dawdling.Wait()
-	began := time.Now()
-	for n := range *flood {
-		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			t.Fatalf("connection %d: %v", n, err)
-		}
-		if n%2 == 0 { // some begin one
-			_, _ = conn.Write([]byte{22, 3, 1})
-		}
-		dawdling.Go(func() {
-			defer conn.Close()
-			_ = conn.SetReadDeadline(time.Now().Add(patience))
-			if _, err := io.Copy(io.Discard, conn); err != nil && isTimeout(err) {
-				t.Error("a connection was not cut")
-			}
-		})
-		if n == *flood/2 {
-			if _, err := dial(t, p, address, "a"); err != nil {
-				t.Errorf("a link in the middle of the flood: %v", err)
-			}
-			<-arrived
-		}
-	}
-	if now, evicted := i.gate.open(); now > PerAddress || *flood > 2*PerAddress && evicted == 0 {
-		t.Errorf("%d connections of one address are open, %d were put out", now, evicted)
-	}
-	sent := time.Now()
-	if _, err := dial(t, p, address, "a"); err != nil {
-		t.Fatalf("a link right after the flood: %v", err)
-	}
-	<-arrived
-	dawdling.Wait()
-	t.Logf("%d connections in %s, the last one was cut %s later", *flood, sent.Sub(began).Round(time.Millisecond), time.Since(sent).Round(time.Millisecond))
-}
-
 // Who has shaken hands is the control plane: strangers that come while the runner decides don't put it out.
 func TestWhoHasShakenHandsIsNotPutOut(t *testing.T) {
 	p := newPair(t)
@@ -356,6 +302,56 @@ type closable struct {
 
 func (c *closable) RemoteAddr() net.Addr { return c.from }
 func (c *closable) Close() error         { c.closed = true; return nil }
+
+// A client that says more than a handshake needs is cut, whoever it is: what it sends is kept until the handshake ends.
+func TestAHandshakeThatIsTooLong(t *testing.T) {
+	p := newPair(t)
+	slot, _ := newSlot(always)
+	_, address := open(t, p, slot, nil)
+	plain := p.client
+	for range 3 { // as the control plane's chain, and some
+		p.client.Certificate = append(p.client.Certificate, plain.Certificate[0])
+	}
+	if _, err := dial(t, p, address, "a"); err != nil {
+		t.Errorf("a chain of %d certificates: %v", len(p.client.Certificate), err)
+	}
+	for len(p.client.Certificate)*len(plain.Certificate[0]) < 64<<10 {
+		p.client.Certificate = append(p.client.Certificate, plain.Certificate[0])
+	}
+	if _, err := dial(t, p, address, "a"); err == nil {
+		t.Error("64 KiB of certificates were taken")
+	}
+	p.client = plain
+	if _, err := dial(t, p, address, "a"); err != nil {
+		t.Errorf("a link afterwards: %v", err)
+	}
+}
+
+// What counts is what was read, in whatever pieces, until the handshake is over.
+func TestEarlyBytesAreCounted(t *testing.T) {
+	near, far := net.Pipe()
+	defer near.Close()
+	go func() {
+		_, _ = far.Write(make([]byte, maxEarly+100))
+		_ = far.Close()
+	}()
+	c := &earlyConn{Conn: near, left: maxEarly}
+	read, b := 0, make([]byte, 1000)
+	for {
+		n, err := c.Read(b)
+		read += n
+		if err != nil {
+			if !errors.Is(err, errEarly) || read != maxEarly {
+				t.Errorf("%d bytes, %v", read, err)
+			}
+			break
+		}
+	}
+	c.over = true
+	if n, err := io.ReadFull(c, b[:100]); err != nil {
+		t.Errorf("afterwards %d bytes, %v", n, err)
+	}
+}
 
 // What offers no protocol of ours, or no certificate, is refused at the handshake.
 func TestStrangersAreRefused(t *testing.T) {
