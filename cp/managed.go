@@ -80,6 +80,7 @@ func (c *ControlPlane) openManaged(context.Context, context.Context) (err error)
 		},
 		Fit:     c.managedFit,
 		Changed: func() <-chan struct{} { return c.registry.Changed() },
+		Ended:   func(ctx context.Context, tenant string) { c.registry.ManagedEnded(ctx, tenant) },
 		Log:     c.cfg.Log.With("part", "managed"),
 	})
 	return err

@@ -43,6 +43,14 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 
 // through takes a run through its steps and returns how it ended.
 func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
+	if run.named == schemas.ConsoleRunner && d.d.Managed != nil {
+		release, end := d.raise(ctx, run)
+		if end != nil {
+			return *end
+		}
+		defer release()
+	}
+
 	// Select. A refusal reads no credential and reaches nobody.
 	d.d.Registry.AwaitHandover(ctx, run.caller.Tenant, run.named)
 	var few [2]registry.Candidate

@@ -41,8 +41,9 @@ type child struct {
 
 	mu       sync.Mutex
 	public   []byte        // of the process's key; nil while there is none
+	cameUp   bool          // the process could be given work
 	failures int           // in a row
-	why      error         // the last one
+	why      string        // the last one, in words for who wants a fetch
 	trouble  chan struct{} // closed between two processes when failures are giveUp or more
 	troubled bool          // trouble is closed
 }
@@ -56,6 +57,7 @@ func (c *child) keep(ctx context.Context) {
 		began := time.Now()
 		c.begin()
 		err := c.process(ctx)
+		c.r.c.Ended(context.WithoutCancel(ctx), c.tenant)
 		if ctx.Err() != nil {
 			return
 		}
@@ -74,19 +76,42 @@ func (c *child) keep(ctx context.Context) {
 func (c *child) begin() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.cameUp = false
 	if c.troubled {
 		c.trouble, c.troubled = make(chan struct{}), false
 	}
 }
 
-// note counts a failure, the first one of a row if the process had lasted, and returns the pause that follows.
+// watch waits until the process can be given work.
+func (c *child) watch(ctx context.Context) {
+	for {
+		changed := c.r.c.Changed()
+		if c.r.c.Fit(c.tenant) {
+			c.mu.Lock()
+			c.cameUp = true
+			c.mu.Unlock()
+			return
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// note counts a failure, the first one of a row if the process had lasted or come up, and returns the pause that follows.
 func (c *child) note(err error, lasted bool) time.Duration {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if lasted {
+	if lasted || c.cameUp {
 		c.failures = 0
 	}
-	c.why = err
+	c.why = "it ended"
+	var f *failure
+	if errors.As(err, &f) {
+		c.why = f.what
+	}
 	if c.failures++; c.failures >= giveUp {
 		close(c.trouble)
 		c.troubled = true
@@ -101,20 +126,25 @@ func (c *child) failed() <-chan struct{} {
 	return c.trouble
 }
 
-// failure is why the last process ended.
-func (c *child) failure() error {
+// because is why the last process failed, as the end of a sentence; empty if none has.
+func (c *child) because() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return c.why
+	if c.why == "" {
+		return ""
+	}
+	return ": " + c.why + "; the control plane's log says more"
 }
 
-// because is the failure as the end of a sentence.
-func (c *child) because() string {
-	if err := c.failure(); err != nil {
-		return ": " + err.Error()
-	}
-	return ""
+// failure is why there is no process: what tenants may know of it, and the rest for the log.
+type failure struct {
+	what  string
+	cause error
 }
+
+func (f *failure) Error() string { return f.what + ": " + f.cause.Error() }
+
+func (f *failure) Unwrap() error { return f.cause }
 
 // process runs one process from its start to its end, and returns why it ended; when ctx ends it is stopped, and killed if it does not
 // stop.
@@ -140,13 +170,14 @@ func (c *child) process(ctx context.Context) error {
 		}
 	}()
 	if err := <-started; err != nil {
-		return fmt.Errorf("start it: %w", err)
+		return &failure{"it can't be started", err}
 	}
 	c.log.Info("the managed runner is started", "pid", cmd.Process.Pid)
 	linking, stopLinking := context.WithCancel(context.Background())
 	defer stopLinking()
 	var links sync.WaitGroup
 	var unlinked error
+	links.Go(func() { c.watch(linking) })
 	links.Go(func() {
 		if unlinked = c.serve(linking, lifeline, exited); unlinked != nil {
 			_ = cmd.Process.Kill() // it is no runner of ours, or can't be reached any more
@@ -162,11 +193,11 @@ func (c *child) process(ctx context.Context) error {
 	links.Wait()
 	switch {
 	case unlinked != nil:
-		return unlinked
+		return &failure{"it is no runner", unlinked}
 	case ended != nil:
-		return fmt.Errorf("it ended with %w: see the log", ended)
+		return &failure{"it ended", ended}
 	}
-	return errors.New("it ended by itself: see the log")
+	return &failure{"it ended", errors.New("by itself, with status 0")}
 }
 
 // end stops the process: it may end its works and say goodbye; what is left after StopWithin is killed.
@@ -193,9 +224,9 @@ func (c *child) serve(ctx context.Context, lifeline *link.Lifeline, exited <-cha
 	case ctx.Err() != nil, errors.Is(err, io.EOF):
 		return nil // its end says more
 	case err != nil:
-		return fmt.Errorf("it did not say that it is a runner: %w", err)
+		return fmt.Errorf("no greeting: %w", err)
 	case len(greeting.GetPublicKey()) == 0:
-		return errors.New("it has no key")
+		return errors.New("its greeting has no key")
 	}
 	c.know(greeting.GetPublicKey())
 	defer c.know(nil)
@@ -263,11 +294,11 @@ func (c *child) offer(ctx context.Context, conn net.Conn, token string, now time
 func (c *child) command() (*exec.Cmd, *link.Lifeline, error) {
 	dir, err := c.folder()
 	if err != nil {
-		return nil, nil, fmt.Errorf("its state folder: %w", err)
+		return nil, nil, &failure{"its state folder can't be used", err}
 	}
 	lifeline, file, err := link.NewLifeline()
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, &failure{"it can't be started", err}
 	}
 	command := c.r.c.Command
 	cmd := exec.Command(command[0], command[1:]...) //nolint:gosec,noctx // the operator's own; stopped by signals, in order

@@ -8,13 +8,14 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 
 	"github.com/org-runink/runbus/internal/durable"
 )
 
 // inherited is all that a child gets of this process's environment. None of it is a secret, or leads to one.
 var inherited = []string{
-	"LOG_LEVEL", "LOG_FORMAT", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG",
+	"LOG_LEVEL", "LOG_FORMAT", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GORACE",
 }
 
 // environ is the whole environment of the child, whose state folder is dir.
@@ -48,6 +49,19 @@ func (c *child) environ(dir string) []string {
 		env = append(env, name+"="+value)
 	}
 	return env
+}
+
+// keepFiles keeps from the children what this process was started with. What it opened itself Go keeps from them.
+func keepFiles() {
+	entries, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		return // not Linux
+	}
+	for _, e := range entries {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			syscall.CloseOnExec(fd)
+		}
+	}
 }
 
 // policyFile is the policy of a tenant's runner that none was given for.

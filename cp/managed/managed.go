@@ -64,6 +64,8 @@ type Config struct {
 	// Fit says whether the runner of a tenant can be given work now, and Changed is closed when the answer may be another one.
 	Fit     func(tenant string) bool
 	Changed func() <-chan struct{}
+	// Ended is told of each process that has ended, before there is another one for the tenant.
+	Ended func(ctx context.Context, tenant string)
 	// UpWithin is how long a fetch waits for a runner that is not up. StopWithin is how long a child that is told to stop may take
 	// before it is killed. Zero means 10s.
 	UpWithin, StopWithin time.Duration
@@ -128,6 +130,7 @@ func New(c Config) (*Runners, error) {
 	if c.Log == nil {
 		c.Log = slog.Default()
 	}
+	keepFiles()
 	return &Runners{c: c, began: make(chan struct{}), done: make(chan struct{}), children: make(map[string]*child)}, nil
 }
 
@@ -184,7 +187,7 @@ func (r *Runners) Use(ctx context.Context, tenant string) (release func(), err e
 		case <-changed:
 			continue
 		case <-c.failed():
-			err = fmt.Errorf("the managed runner does not come up: %w", c.failure())
+			err = errors.New("the managed runner does not come up" + c.because())
 		case <-limit.C:
 			err = fmt.Errorf("the managed runner is not up within %s%s", r.c.UpWithin, c.because())
 		case <-ctx.Done():

@@ -136,8 +136,11 @@ func (rn *runner) look(w *Watch) (sight, string) {
 		return gone, "a new process took its id"
 	}
 	if rn.rec.Left {
-		if rn.rec.LeftReason == "" {
+		switch rn.rec.LeftReason {
+		case "":
 			return gone, "it said goodbye"
+		case processEnded:
+			return gone, processEnded
 		}
 		return gone, fmt.Sprintf("it said goodbye (%s)", rn.rec.LeftReason)
 	}

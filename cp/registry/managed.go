@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"time"
@@ -61,4 +62,24 @@ func (r *Registry) verifyManaged(ref schemas.RunnerRef, h *runbusv1.RunnerHello)
 		return auth.Key{}, schemas.Errorf(schemas.CodeForbidden, "the signature of the hello does not verify")
 	}
 	return auth.Key{ID: managedHolder, Tenant: ref.Tenant, PublicKey: managedHolder}, nil
+}
+
+// processEnded is why a managed runner has left that didn't say goodbye.
+const processEnded = "its process ended"
+
+// ManagedEnded takes the tenant's managed runner out of the live view: whoever started its process has seen it end, so that what it ran
+// is lost now, and not when the grace is over (SPEC D13). The next process has said no hello yet.
+func (r *Registry) ManagedEnded(ctx context.Context, tenant string) {
+	ref := schemas.RunnerRef{Tenant: tenant, Runner: schemas.ConsoleRunner}
+	rec, _, there := r.record(ref)
+	if !there || rec.Left {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
+	defer cancel()
+	if _, err := r.refresh(ctx, ref, rec.Session, rec.ProcessNonce, func(rec *Record) {
+		rec.Left, rec.LeftReason, rec.InFlight = true, processEnded, 0
+	}); err != nil {
+		r.d.Log.Warn("the end of a managed runner was not recorded", "tenant", tenant, "error", err)
+	}
 }
