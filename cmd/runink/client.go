@@ -40,6 +40,7 @@ func newClient(s endpoint) (*client, error) {
 	transport := &http.Transport{
 		Proxy: http.ProxyFromEnvironment, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12},
 		DialContext: (&net.Dialer{Timeout: 10 * time.Second}).DialContext, TLSHandshakeTimeout: 10 * time.Second,
+		IdleConnTimeout: 90 * time.Second, // less than the server's: a fetch on a connection that it is closing ends without an answer
 	}
 	if s.CA != "" {
 		pem, err := os.ReadFile(s.CA)
