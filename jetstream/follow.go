@@ -23,6 +23,7 @@ type follower struct {
 
 	load    func(found scanned, anew bool) // the whole bucket; anew: of another stream than before
 	apply   func(entry)
+	knows   func(key string) bool
 	confirm func(time.Time)
 
 	created time.Time // of the stream that was loaded last
@@ -132,14 +133,10 @@ func (f *follower) once(ctx context.Context, status <-chan nats.Status, loaded f
 				return err
 			}
 		case <-rescan.C:
-			found, err := f.scan(ctx)
+			found, err := f.compare(ctx)
 			if err != nil {
 				return err
 			}
-			if !found.created.Equal(f.created) || found.last < f.cursor {
-				return errRecreated
-			}
-			f.take(found)
 			rescan.Reset(f.nextScan(found))
 		}
 	}
@@ -169,6 +166,23 @@ func (f *follower) scan(ctx context.Context) (scanned, error) {
 		return scanned{}, err
 	}
 	return f.s.scan(ctx, f.bucket)
+}
+
+// compare compares the keys with the leader's. What the watch delivered without a gap needs no second read; what it can't tell is which
+// keys have gone without a marker (a purge, a marker's own expiry), and one that it should have delivered is read.
+func (f *follower) compare(ctx context.Context) (scanned, error) {
+	found, err := f.s.scanSome(ctx, f.bucket, func(key string) bool { return !f.knows(key) })
+	if errors.Is(err, natsjs.ErrStreamNotFound) {
+		return scanned{}, errRecreated
+	}
+	if err != nil {
+		return scanned{}, err
+	}
+	if !found.created.Equal(f.created) || found.last < f.cursor {
+		return scanned{}, errRecreated
+	}
+	f.load(found, false)
+	return found, nil
 }
 
 func (f *follower) take(found scanned) {

@@ -28,7 +28,7 @@ type Options struct {
 	HeartbeatTTL time.Duration
 	// ConfirmEvery is how often a View asks the leader whether it is current. Zero means 5 s.
 	ConfirmEvery time.Duration
-	// RescanEvery is how often a View reads its whole bucket again, and the store checks its streams and mirrors. Zero
+	// RescanEvery is how often a View compares its keys with the leader's, and the store checks its streams and mirrors. Zero
 	// means 30 s. A View that needs long for it does so less often.
 	RescanEvery time.Duration
 	// Log of the store; nil means slog.Default().

@@ -221,7 +221,8 @@ type scanned struct {
 	at      time.Time // before the leader was asked
 	created time.Time // of the stream: another one means another stream
 	last    uint64
-	entries []entry // one a key, markers too
+	keys    map[string]bool // all there are, markers too
+	entries []entry         // those that were read
 }
 
 // scanParallel is how many reads of one scan are under way at once.
@@ -229,6 +230,11 @@ const scanParallel = 16
 
 // scan reads a whole bucket from its leader.
 func (s *Store) scan(ctx context.Context, b Bucket) (scanned, error) {
+	return s.scanSome(ctx, b, func(string) bool { return true })
+}
+
+// scanSome asks the leader which keys a bucket has, and reads those that are wanted.
+func (s *Store) scanSome(ctx context.Context, b Bucket, wanted func(key string) bool) (scanned, error) {
 	found := scanned{at: time.Now()}
 	what := "scan " + string(b)
 	ask, cancel := context.WithTimeout(ctx, askTimeout)
@@ -242,16 +248,21 @@ func (s *Store) scan(ctx context.Context, b Bucket) (scanned, error) {
 		return scanned{}, readError(what, err)
 	}
 	found.created, found.last = info.Created, info.State.LastSeq
-	subjects := make([]string, 0, len(info.State.Subjects))
+	found.keys = make(map[string]bool, len(info.State.Subjects))
+	var read []string
 	for subject := range info.State.Subjects {
-		subjects = append(subjects, subject)
+		key := strings.TrimPrefix(subject, b.prefix())
+		found.keys[key] = true
+		if wanted(key) {
+			read = append(read, key)
+		}
 	}
-	entries := make([]entry, len(subjects))
+	entries := make([]entry, len(read))
 	group, ctx := errgroup.WithContext(ctx)
 	group.SetLimit(scanParallel)
-	for i, subject := range subjects {
+	for i, key := range read {
 		group.Go(func() error {
-			e, err := s.last(ctx, b, strings.TrimPrefix(subject, b.prefix()))
+			e, err := s.last(ctx, b, key)
 			if errors.Is(err, ErrNotFound) {
 				return nil // its marker has expired in between
 			}
@@ -262,9 +273,11 @@ func (s *Store) scan(ctx context.Context, b Bucket) (scanned, error) {
 	if err := group.Wait(); err != nil {
 		return scanned{}, fmt.Errorf("%s: %w", what, err)
 	}
-	for _, e := range entries {
+	for i, e := range entries {
 		if e.seq > 0 {
 			found.entries = append(found.entries, e)
+		} else {
+			delete(found.keys, read[i])
 		}
 	}
 	return found, nil

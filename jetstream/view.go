@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// View is a live local copy of a table: a scan of the leader, then a watch, then a rescan every 30 s and after each
-// reconnect. It is safe for concurrent use; it may lag behind the leader by the time of a delivery, and by how much at
+// View is a live local copy of a table: a scan of the leader, then a watch, whose keys are compared with the leader's every
+// 30 s, and then a scan again after each reconnect. It is safe for concurrent use; it may lag behind the leader by the time of a delivery, and by how much at
 // most, Confirmed tells. While the bucket can't be read the view keeps what it knew.
 type View[T any] struct {
 	stop context.CancelFunc
@@ -37,7 +37,7 @@ func (t *Table[T]) Follow(ctx context.Context, onChange func(Row[T])) (*View[T],
 	v := &View[T]{done: make(chan struct{}), onChange: onChange, rows: map[string]Row[T]{}}
 	v.follower = &follower{
 		s: t.s, bucket: t.bucket, log: t.s.o.Log.With("bucket", string(t.bucket)),
-		load: v.load, apply: func(e entry) { v.apply(e, false) }, confirm: v.confirm,
+		load: v.load, apply: func(e entry) { v.apply(e, false) }, knows: v.knows, confirm: v.confirm,
 	}
 	live, stop := context.WithCancel(t.s.ctx)
 	v.stop = stop
@@ -109,18 +109,24 @@ func (v *View[T]) confirm(at time.Time) {
 	}
 }
 
-// load takes a whole bucket. What it doesn't hold any more is gone, unless it is newer than the scan. Revisions of another
+// knows reports whether key has a row, a deleted one too.
+func (v *View[T]) knows(key string) bool {
+	v.mu.RLock()
+	defer v.mu.RUnlock()
+	_, known := v.rows[key]
+	return known
+}
+
+// load takes a whole bucket, or what was read of it and all its keys. What it doesn't hold any more is gone, unless it is newer than the scan. Revisions of another
 // stream than before tell nothing, so then the scan alone counts.
 func (v *View[T]) load(found scanned, anew bool) {
-	there := make(map[string]bool, len(found.entries))
 	for _, e := range found.entries {
-		there[e.key] = true
 		v.apply(e, anew)
 	}
 	v.mu.Lock()
 	var gone []Row[T]
 	for key, row := range v.rows {
-		if there[key] || !anew && row.Revision > found.last {
+		if found.keys[key] || !anew && row.Revision > found.last {
 			continue
 		}
 		delete(v.rows, key)

@@ -252,7 +252,7 @@ func TestRescan(t *testing.T) {
 	table := TableOf[value](s, Heartbeats)
 	seen := newChanges[value](t)
 	v := &View[value]{onChange: seen.on, rows: map[string]Row[value]{}}
-	f := &follower{s: s, bucket: Heartbeats, log: b.Log, load: v.load, apply: func(e entry) { v.apply(e, false) }, confirm: v.confirm}
+	f := &follower{s: s, bucket: Heartbeats, log: b.Log, load: v.load, apply: func(e entry) { v.apply(e, false) }, knows: v.knows, confirm: v.confirm}
 	v.follower = f
 	rescan := func() {
 		t.Helper()
@@ -299,6 +299,59 @@ func TestRescan(t *testing.T) {
 	seen.await("the end of b", func(r Row[value]) bool { return r.Key == "b" && r.Deleted })
 	if row, ok := v.Get("a"); !ok || row.Value.Name != "new" || row.Revision != 1 {
 		t.Fatalf("after the bucket was made again: %+v", row)
+	}
+}
+
+// Between two scans the keys alone are compared: what is missing is read, what has gone without a marker goes, and what is known is
+// not read again.
+func TestCompare(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := open(t, b, func(o *Options) { o.RescanEvery, o.ConfirmEvery = time.Hour, time.Hour })
+	table := TableOf[value](s, Known)
+	seen := newChanges[value](t)
+	view, err := table.Follow(ctx, seen.on)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var revisions []uint64
+	for _, key := range []string{"a", "b", "c"} {
+		rev, err := table.Create(ctx, key, value{key, 1})
+		if err != nil {
+			t.Fatal(err)
+		}
+		revisions = append(revisions, rev)
+		seen.await("the create of "+key, func(r Row[value]) bool { return r.Key == key })
+	}
+	view.Close() // from here on only the comparison tells it anything
+	view.mu.Lock()
+	delete(view.rows, "a") // as if the watch had lost it
+	known := view.rows["b"]
+	known.Value.N = 7
+	view.rows["b"] = known
+	view.rows["gone"] = Row[value]{Key: "gone", Revision: revisions[0]}
+	view.rows["young"] = Row[value]{Key: "young", Revision: revisions[2] + 100}
+	view.mu.Unlock()
+	found, err := view.follower.compare(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(found.keys) != 3 || len(found.entries) != 1 || found.entries[0].key != "a" {
+		t.Fatalf("keys %v, read %d", found.keys, len(found.entries))
+	}
+	seen.await("what was lost", func(r Row[value]) bool { return r.Key == "a" && !r.Deleted })
+	seen.await("the end of what has gone", func(r Row[value]) bool { return r.Key == "gone" && r.Deleted })
+	if row, ok := view.Get("b"); !ok || row.Value.N != 7 {
+		t.Fatalf("a known key was read again: %+v", row)
+	}
+	if _, ok := view.Get("young"); !ok {
+		t.Fatal("a row that is newer than the comparison has gone")
+	}
+	if err := s.js.DeleteStream(ctx, Known.stream()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := view.follower.compare(ctx); !errors.Is(err, errRecreated) {
+		t.Fatalf("compare after the bucket has gone: %v", err)
 	}
 }
 
