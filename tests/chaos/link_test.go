@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/tests/stack"
 )
 
 // way is a direction of a link.
@@ -68,7 +70,7 @@ func (l *link) end() {
 // startProxy listens for links to p.target until the test ends.
 func startProxy(t testing.TB, p *proxy) *proxy {
 	t.Helper()
-	p.t, p.address, p.links = t, "127.0.0.1:0", map[*link]bool{}
+	p.t, p.address, p.links = t, stack.FreeAddress(t, "127.0.0.1:0"), map[*link]bool{} // it is listened on again after refuse
 	if err := p.listen(); err != nil {
 		t.Fatal(err)
 	}

@@ -25,6 +25,10 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
+// idleFor is how long a connection to the API is kept: less than the control plane's two minutes. A fetch that is sent on one just
+// when it is closed there ends without an answer, as if the product had lost it.
+const idleFor = 30 * time.Second
+
 // few is what each runner of a world takes at once, if no more is asked for.
 const few = 8
 
@@ -90,19 +94,21 @@ type member struct {
 func newWorld(t testing.TB, wires wiring, links []stack.Link, slots int, more map[string]string) *world {
 	t.Helper()
 	env := map[string]string{"RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data")}
+	for _, listen := range []string{"RUNBUS_NATS", "RUNBUS_HTTP", "RUNBUS_WEBSOCKET"} {
+		env[listen] = stack.FreeAddress(t, "127.0.0.1:0") // again when it is killed
+	}
 	maps.Copy(env, more)
 	if wires == readable {
 		env["RUNBUS_NATS_PLAINTEXT"] = "true"
 	}
 	w := &world{
 		t: t, env: env, wiring: wires, slots: slots, origin: newOrigin(t), faults: map[string]int{}, seen: map[string]*atomic.Int64{},
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512}},
+		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512, IdleConnTimeout: idleFor}},
 	}
 	t.Cleanup(w.client.CloseIdleConnections)
 	w.plane = stack.StartPlane(t, false, w.env)
 	w.target = hostOf(w.plane.NATS)
 	w.url, w.token = w.plane.HTTP, w.plane.Admin.Token
-	w.env["RUNBUS_NATS"], w.env["RUNBUS_HTTP"], w.env["RUNBUS_WEBSOCKET"] = w.target, hostOf(w.plane.HTTP), hostOf(w.plane.WebSocket)
 	ops := w.connect("ops")
 	w.watch(inOPS, ops, "runbus.v1.>")
 	w.watch(ofWork, ops, "runbus.v1.*.runner.*.work.*")

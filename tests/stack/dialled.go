@@ -2,9 +2,11 @@ package stack
 
 import (
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"path/filepath"
+	"strconv"
 	"testing"
 )
 
@@ -96,13 +98,26 @@ func (p *Plane) StartListening(t testing.TB, id, name string, env map[string]str
 	return r
 }
 
-// FreeAddress is an address on which nobody listens, with the host of listen. Another process may take it meanwhile.
+// Ports of FreeAddress are below those that a system gives to whoever asks for any: else one that is given back is soon another
+// process's, as the port that it listens on or the one that it dials from.
+const (
+	firstFreePort = 10_000
+	lastFreePort  = 32_000
+)
+
+// FreeAddress is an address on which nobody listens, with the host of listen, whose port is 0.
 func FreeAddress(t testing.TB, listen string) string {
 	t.Helper()
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", listen)
-	if err != nil {
-		t.Fatal(err)
+	host, _, err := net.SplitHostPort(listen)
+	for tries := 0; err == nil && tries < 100; tries++ {
+		port := firstFreePort + rand.IntN(lastFreePort-firstFreePort)
+		l, taken := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		if taken != nil {
+			continue
+		}
+		_ = l.Close()
+		return l.Addr().String()
 	}
-	defer func() { _ = l.Close() }()
-	return l.Addr().String()
+	t.Fatalf("no address of %s is free: %v", listen, err)
+	return ""
 }
