@@ -194,6 +194,38 @@ func TestALinkTokenIsWorthNothingOnAPort(t *testing.T) {
 	}
 }
 
+// The managed runner of this host is let in by the link that was handed to it, as its tenant's, and by nothing else (SPEC R2, E4).
+func TestALinkOfTheManagedRunner(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	console := schemas.RunnerRef{Tenant: "acme", Runner: schemas.ConsoleRunner}
+	rival := schemas.RunnerRef{Tenant: "rival", Runner: schemas.ConsoleRunner}
+	nc, err := e.linked(t, console, e.links.token(t, e.ID(), console, "key-1"))
+	must(t, err)
+	if account, c := e.place(t, nc); account != "RUN" || c.User != "acme/console" {
+		t.Errorf("it is in %s as %q", account, c.User)
+	}
+	e.links.ended["dead"] = true
+	dialled := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	for name, try := range map[string]struct {
+		ref   schemas.RunnerRef
+		token string
+	}{
+		"that of another tenant":          {rival, e.links.token(t, e.ID(), console, "key-1")},
+		"a process that is gone":          {console, e.links.token(t, e.ID(), console, "dead")},
+		"a dialled runner's":              {console, e.links.token(t, e.ID(), dialled, "leaf-1")},
+		"its own, as a dialled runner":    {dialled, e.links.token(t, e.ID(), console, "key-1")},
+		"one that was made for no server": {console, e.links.token(t, "", console, "key-1")},
+	} {
+		if _, err := e.linked(t, try.ref, try.token); !errors.Is(err, nats.ErrAuthorization) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := e.runner(t, console, nats.UserInfo(LinkUser(console), e.links.token(t, e.ID(), console, "key-1"))); !errors.Is(err, nats.ErrAuthorization) {
+		t.Errorf("on a port: %v", err)
+	}
+}
+
 // The server itself lets nobody else in with what the callout said of a link.
 func TestALinkIsPlacedWithinTheProcessOnly(t *testing.T) {
 	for inProcess, want := range map[bool]int{true: 1, false: 3} {

@@ -247,7 +247,7 @@ func TestTheManagedRunnerIsKilled(t *testing.T) {
 	if err := os.Symlink(bin.CoreRunner, program); err != nil {
 		t.Fatal(err)
 	}
-	plane := managedPlane(t, map[string]string{"MANAGED_RUNNER_BINARY": program})
+	plane := managedPlane(t, map[string]string{"MANAGED_RUNNER_BINARY": program, "RUNNER_GRACE": "1h"}) // no loss by the end of the grace
 	first := awaitConsole(t, plane.Admin, "RUNNING").Claims.Pid
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("console"))
