@@ -151,63 +151,6 @@ func alone(body []byte) (nats.Header, []byte) {
 	return frameHeaders[frameNames[number]], frame
 }
 
-// sizedFrame is a frame and the bytes that it was encoded in.
-type sizedFrame struct {
-	frame Frame
-	size  int64
-}
-
-// decodeFrames reads what came on a subject of kind: one frame, or a bundle. All frames of a bundle are valid, or it is not. The
-// frames of a bundle may share the memory of msg if it is mostly one of them.
-func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedFrame, error) {
-	name := TypeOf(msg)
-	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has content type %q, not %s", clip(name), clip(ct), ContentType)
-	}
-	if len(msg.Data) > MaxPayload {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has %d bytes, over the %d of the bus", clip(name), len(msg.Data), MaxPayload)
-	}
-	var known names
-	if name != framesName {
-		number := fieldNamed(name)
-		if number == 0 {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "%q is not a frame of a result", clip(name))
-		}
-		if (number == chunkNumber) != (kind == schemas.KindResultData) {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", name)
-		}
-		f, err := known.readFrame(number, msg.Data, len(msg.Data))
-		if err != nil {
-			return nil, err
-		}
-		return append(into, sizedFrame{f, int64(len(msg.Data))}), nil
-	}
-	for body := msg.Data; len(body) > 0; {
-		one, rest, err := field(body, framesNumber)
-		if err != nil {
-			return nil, err
-		}
-		body = rest
-		number, _, _ := protowire.ConsumeTag(one)
-		encoded, rest, err := field(one, number)
-		if err != nil {
-			return nil, err
-		}
-		if len(rest) > 0 {
-			return nil, errNoFrame()
-		}
-		if number == chunkNumber && kind != schemas.KindResultData {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "a chunk came on a subject for others")
-		}
-		f, err := known.readFrame(number, encoded, len(msg.Data))
-		if err != nil {
-			return nil, err
-		}
-		into = append(into, sizedFrame{f, int64(len(encoded))})
-	}
-	return into, nil
-}
-
 func errNoFrame() *schemas.Error {
 	return schemas.Errorf(schemas.CodeInvalid, "a bundle has something that is not a frame of a result")
 }

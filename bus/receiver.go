@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -12,23 +13,53 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Receiver is the result stream of one dispatch at the replica that waits for it. One goroutine calls Next; Done and Close
-// may be called from any.
+// Receiver is the result stream of one dispatch at the replica that waits for it. One goroutine at a time calls Next, Try and Done;
+// Close may be called from any. The zero value is ready for Receivers.OpenAt.
 type Receiver struct {
-	all               *Receivers
+	all   *Receivers
+	ready chan struct{} // room for one: Next has something to look at
+	news  atomic.Bool   // there may be something that Try has not seen
+
+	// What Try has taken out, so that what came together takes the lock once. It belongs to who calls Try.
+	got  []Frame
+	at   int // got up to here was given out
+	few  [4]Frame
+	done uint64 // number up to which is consumed
+
+	queued bool // guarded by all.mu: it is in all.ready
+
+	mu sync.Mutex
+	// These stay as they are while the stream is open.
 	ref               schemas.RunnerRef
 	session, dispatch string
-	most              int64         // window asked for
-	ready             chan struct{} // room for one: Next has something to look at
+	most              int64 // window asked for
 
-	queued bool // guarded by all.mu: it is in all.ready or all.lazy
-
-	mu      sync.Mutex
 	in      inbox
+	parts   parts
 	bundles bool   // the runner sends bundles, so it reads RunnerWorkCredits
 	batch   uint64 // number of the message in which the assignment left with others; 0 for alone
 	nobody  bool   // the assignment reached nobody
 	err     error
+}
+
+// begin makes r the stream of a dispatch. Somebody who found it when it was another's may still look at it, hence the lock.
+func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatch string, most, window int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.ready == nil {
+		r.all, r.ready = all, make(chan struct{}, 1)
+	}
+	select {
+	case <-r.ready:
+	default:
+	}
+	r.ref, r.session, r.dispatch, r.most = ref, session, dispatch, most
+	r.in = inbox{}
+	r.in.init(min(most, window), most)
+	r.bundles, r.batch, r.nobody, r.err = false, 0, false, nil
+	r.got, r.at, r.done = r.few[:0], 0, 0
+	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed = false, false, false
+	r.news.Store(false)
 }
 
 // ReplySubject is the reply subject of the dispatch's assignment. If nobody is subscribed to the assignment's subject, the
@@ -47,7 +78,8 @@ func (r *Receiver) Window() int64 {
 
 // Next waits for the next frame: in the order of their numbers, each once. It returns ErrNoResponders when the assignment
 // reached nobody, which is only said before the first frame; then it may be published again and Next be called again. After
-// the result there are no more frames. After Close it returns ErrClosed.
+// the result there are no more frames. After Close it returns ErrClosed. A frame is the Receiver's: it may not be used after OpenAt
+// of the same; what is in it, but the frame itself, may.
 func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	for {
 		if f, err := r.Try(); f != nil || err != nil {
@@ -63,20 +95,46 @@ func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 
 // Try is Next without waiting: no frame and no error when there is nothing yet.
 func (r *Receiver) Try() (Frame, error) {
+	if r.at == len(r.got) {
+		if !r.news.Load() {
+			return nil, nil
+		}
+		if err := r.look(); err != nil {
+			return nil, err
+		}
+		if len(r.got) == 0 {
+			return nil, nil
+		}
+	}
+	f := r.got[r.at]
+	r.got[r.at] = nil
+	r.at++
+	return f, nil
+}
+
+// look takes out what has come, as much as there is memory for.
+func (r *Receiver) look() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.got, r.at = r.few[:0], 0
 	if r.err != nil {
-		return nil, r.err
+		return r.err
 	}
 	nobody := r.nobody
 	r.nobody = false
-	if f, ok := r.in.next(); ok {
-		return f, nil
+	r.news.Store(false)
+	for len(r.got) < cap(r.got) {
+		f, ok := r.in.next()
+		if !ok {
+			break
+		}
+		r.got = append(r.got, f)
 	}
-	if nobody {
-		return nil, fmt.Errorf("dispatch %s: %w", r.dispatch, ErrNoResponders)
+	r.news.Store(r.in.handed < r.in.last)
+	if nobody && len(r.got) == 0 {
+		return fmt.Errorf("dispatch %s: %w", r.dispatch, ErrNoResponders)
 	}
-	return nil, nil
+	return nil
 }
 
 // Ready has something to receive when Try may have something new since it had nothing: for a select, in the one goroutine that
@@ -86,10 +144,14 @@ func (r *Receiver) Ready() <-chan struct{} { return r.ready }
 // Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again. The credit for it goes
 // out when half a window is free, at once for the result, and otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
+	r.done = max(r.done, f.GetSeq())
+	if r.at < len(r.got) && chunkBytes(f) < shareWithin {
+		return // what Try has taken out together is consumed together, unless it is large
+	}
 	r.mu.Lock()
 	due, urgent := false, false
 	if r.err == nil {
-		r.in.done(f.GetSeq())
+		r.in.done(r.done)
 		due, urgent = r.in.due, !r.bundles || r.in.urgent()
 	}
 	r.mu.Unlock()
@@ -109,6 +171,7 @@ func (r *Receiver) Close() {
 // window is shut.
 func (r *Receiver) fail(err error) (last credit, owed bool) {
 	r.mu.Lock()
+	r.news.Store(true)
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
@@ -136,32 +199,53 @@ func (r *Receiver) nudge() {
 func (r *Receiver) nobodyHeard() {
 	r.mu.Lock()
 	r.nobody = r.in.last == 0
+	r.news.Store(true)
 	r.mu.Unlock()
 	r.nudge()
 }
 
 // receive takes one message of the dispatch in. It runs in the subscription's callback, so it publishes nothing.
 func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropReason) {
-	if subject.Ref != r.ref {
+	if subject.Kind == schemas.KindResultCtl && isNoResponders(msg) {
+		if r.isOf(subject.Ref) {
+			r.nobodyHeard()
+			return ""
+		}
 		return DropForeign
 	}
-	if subject.Kind == schemas.KindResultCtl && isNoResponders(msg) {
-		r.nobodyHeard()
-		return ""
-	}
 	if subject.Kind == schemas.KindResultCtl && TypeOf(msg) == "RunnerWorkResume" {
-		return r.resume(msg)
+		return r.resume(msg, subject.Ref)
 	}
-	var few [8]sizedFrame
-	frames, err := decodeFrames(msg, subject.Kind, few[:0])
+	views, err := viewFrames(msg, subject.Kind, r.all.views[:0])
 	if err != nil {
 		return DropInvalid
 	}
+	r.all.views = views
 	bundled := TypeOf(msg) == framesName
-	return r.take(frames, time.Now(), bundled, bundled && len(frames) > 1 && subject.Kind == schemas.KindResultData)
+	return r.take(views, arrival{
+		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(), bundled: bundled,
+		hidden: bundled && len(views) > 1 && subject.Kind == schemas.KindResultData,
+	})
 }
 
-// tell gives what ops could not see of frames to it, if it watches.
+// isOf reports whether the dispatch is that runner's.
+func (r *Receiver) isOf(ref schemas.RunnerRef) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.ref == ref
+}
+
+// arrival is what is known of frames that came together.
+type arrival struct {
+	ref      schemas.RunnerRef // on whose subjects
+	dispatch string            // by which the stream was found
+	bytes    int               // of the message
+	at       time.Time
+	bundled  bool // several could have come
+	hidden   bool // ops could not see them
+}
+
+// tell gives what ops could not see of frames to it, if it watches. The lock is held.
 func (r *Receiver) tell(frames []sizedFrame) {
 	subject := ""
 	for _, f := range frames {
@@ -178,36 +262,11 @@ func (r *Receiver) tell(frames []sizedFrame) {
 	}
 }
 
-// take takes frames in that came together on the subjects of the stream's runner. Those that ops could not see are told to it.
-func (r *Receiver) take(frames []sizedFrame, now time.Time, bundled, hidden bool) (reason DropReason) {
-	for _, f := range frames {
-		if reason := r.belongs(f.frame.GetDispatchId(), f.frame.GetSession()); reason != "" {
-			return reason
-		}
-	}
-	if hidden && r.all.bundled != nil {
-		r.tell(frames)
-	}
+// take takes frames in that came together. Those that ops could not see are told to it.
+func (r *Receiver) take(views []view, a arrival) DropReason {
 	r.mu.Lock()
-	if r.err != nil {
-		r.mu.Unlock()
-		return DropLate
-	}
-	r.bundles = r.bundles || bundled
-	some := false
-	for _, f := range frames {
-		switch r.in.offerSized(f, now, r.all.timing) {
-		case taken:
-			r.nobody, some = false, true
-		case duplicate:
-			reason = DropDuplicate
-		case gap:
-			reason = DropGap
-		case overrun:
-			reason = DropOverrun
-		}
-	}
-	due := r.in.due
+	some, reason := r.offer(views, a)
+	due := r.in.due && r.err == nil
 	r.mu.Unlock()
 	if due {
 		r.all.enqueue(r, true)
@@ -218,23 +277,75 @@ func (r *Receiver) take(frames []sizedFrame, now time.Time, bundled, hidden bool
 	return reason
 }
 
-func (r *Receiver) resume(msg *nats.Msg) DropReason {
+// offer decodes frames and puts those into the queue that come next; some tells that there are such. The lock is held.
+func (r *Receiver) offer(views []view, a arrival) (some bool, reason DropReason) {
+	switch {
+	case r.dispatch != a.dispatch: // closed, and another's since it was found
+		return false, DropLate
+	case r.ref != a.ref:
+		return false, DropForeign
+	}
+	known := names{dispatch: r.dispatch, session: r.session}
+	frames := r.all.frames[:0]
+	for i := range views {
+		if reason := r.belongs(string(views[i].dispatch), string(views[i].session)); reason != "" {
+			return false, reason
+		}
+		// A piece of Arrow keeps all of a small message, so only those do that are among the first to be taken.
+		f, err := views[i].decode(&known, &r.parts, a.bytes, len(r.in.queue)+len(frames) < len(r.in.few))
+		if err != nil {
+			return false, DropInvalid
+		}
+		frames = append(frames, sizedFrame{f, int64(len(views[i].body))})
+	}
+	defer clear(frames)
+	r.all.frames = frames
+	if a.hidden && r.all.bundled != nil {
+		r.tell(frames)
+	}
+	if r.err != nil {
+		return false, DropLate
+	}
+	r.bundles = r.bundles || a.bundled
+	for _, f := range frames {
+		switch r.in.offerSized(f, a.at, r.all.timing) {
+		case taken:
+			r.nobody, some = false, true
+		case duplicate:
+			reason = DropDuplicate
+		case gap:
+			reason = DropGap
+		case overrun:
+			reason = DropOverrun
+		}
+	}
+	if some {
+		r.news.Store(true)
+	}
+	return some, reason
+}
+
+func (r *Receiver) resume(msg *nats.Msg, ref schemas.RunnerRef) DropReason {
 	m := &runbusv1.RunnerWorkResume{}
 	if err := Decode(msg, m); err != nil {
 		return DropInvalid
 	}
-	if reason := r.belongs(m.GetDispatchId(), m.GetSession()); reason != "" {
-		return reason
-	}
 	r.mu.Lock()
-	if r.err != nil {
-		r.mu.Unlock()
-		return DropLate
+	reason := r.belongs(m.GetDispatchId(), m.GetSession())
+	switch {
+	case r.ref != ref:
+		reason = DropForeign
+	case reason == "" && r.err != nil:
+		reason = DropLate
+	case reason == "":
+		r.in.resumed(m.GetSent())
 	}
-	r.in.resumed(m.GetSent())
+	all := r.all
 	r.mu.Unlock()
-	r.all.enqueue(r, true)
-	return ""
+	if reason == "" {
+		all.enqueue(r, true)
+	}
+	return reason
 }
 
 // belongs compares what a frame says of itself with the dispatch.
@@ -260,8 +371,8 @@ func (r *Receiver) credit(now time.Time) (c credit, bundles, ok bool) {
 	return c, r.bundles, ok
 }
 
-// look reports whether time has made a credit due.
-func (r *Receiver) look(now time.Time) (due bool) {
+// age reports whether time has made a credit due.
+func (r *Receiver) age(now time.Time) (due bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {

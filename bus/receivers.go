@@ -54,7 +54,9 @@ type Receivers struct {
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due
 	lingers *time.Timer   // over: credits that may wait a little are due
-	frames  []sizedFrame  // memory of the results' callback
+	views   []view        // memory of the results' callback, as are
+	groups  []group       // …these
+	frames  []sizedFrame  // …and these
 	waits   atomic.Int32  // streams that are open
 	assigner
 	stop    chan struct{}
@@ -116,28 +118,34 @@ func (r *Receivers) Replica() string { return r.replica }
 // KiB to 4 MiB (0 means 1 MiB, others are moved into the range); Receiver.Window is what the assignment should say. A stream
 // that is open for the dispatch is closed.
 func (r *Receivers) Open(ref schemas.RunnerRef, session, dispatch string, windowBytes int64) *Receiver {
+	one := &Receiver{}
+	r.OpenAt(one, ref, session, dispatch, windowBytes)
+	return one
+}
+
+// OpenAt is Open in memory of the caller: a zero Receiver, or one of r's that was closed after its result had come.
+func (r *Receivers) OpenAt(one *Receiver, ref schemas.RunnerRef, session, dispatch string, windowBytes int64) {
 	most := max(clampWindow(windowBytes), MinWindow)
-	one := &Receiver{all: r, ref: ref, session: session, dispatch: dispatch, most: most, ready: make(chan struct{}, 1)}
 	r.mu.Lock()
-	before := r.open[dispatch]
-	if r.closed {
-		one.err = ErrClosed
-	} else {
+	closed, before := r.closed, r.open[dispatch]
+	if !closed {
 		if before == nil {
 			r.waits.Add(1)
 		}
 		r.open[dispatch] = one
 	}
 	window, resized := r.share()
-	one.in.init(min(most, window), most)
+	one.begin(r, ref, session, dispatch, most, window)
 	r.mu.Unlock()
+	if closed {
+		one.fail(ErrClosed)
+	}
 	if before != nil {
 		before.fail(ErrClosed)
 	}
 	if resized {
 		r.resize(window)
 	}
-	return one
 }
 
 // resize gives all streams another window.
@@ -274,7 +282,7 @@ func (r *Receivers) write() {
 		case <-r.lingers.C:
 		case now := <-tick.C:
 			for _, one := range r.streams() {
-				if one.look(now) {
+				if one.age(now) {
 					r.enqueue(one, true)
 				}
 			}

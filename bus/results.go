@@ -1,6 +1,7 @@
 package bus
 
 import (
+	"bytes"
 	"strconv"
 	"strings"
 	"time"
@@ -51,45 +52,63 @@ func (r *Receivers) several(msg *nats.Msg, subject schemas.Subject, batch string
 		r.drop(DropInvalid)
 		return
 	}
-	frames, err := decodeFrames(msg, subject.Kind, r.frames[:0])
+	views, err := viewFrames(msg, subject.Kind, r.views[:0])
 	if err != nil {
 		r.drop(DropInvalid)
 		return
 	}
-	now := time.Now()
-	for rest := frames; len(rest) > 0; {
-		dispatch, n := rest[0].frame.GetDispatchId(), 1
-		for n < len(rest) && rest[n].frame.GetDispatchId() == dispatch {
-			n++
-		}
-		if reason := r.some(subject, dispatch, rest[:n], now); reason != "" {
+	a := arrival{ref: subject.Ref, bytes: len(msg.Data), at: time.Now(), bundled: true, hidden: subject.Kind == schemas.KindResultData}
+	groups := r.group(views)
+	for _, g := range groups {
+		if reason := r.some(g, a); reason != "" {
 			r.drop(reason)
 		}
-		rest = rest[n:]
 	}
-	clear(frames)
-	r.frames = frames
+	clear(views)
+	clear(groups)
+	r.views, r.groups = views, groups
+}
+
+// group is frames of one dispatch out of several.
+type group struct {
+	of       *Receiver // nil: it is not open
+	dispatch string    // that of the stream, if it is open
+	views    []view
+}
+
+// group parts frames by their dispatches, and finds the streams.
+func (r *Receivers) group(views []view) []group {
+	groups := r.groups[:0]
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for rest := views; len(rest) > 0; {
+		n := 1
+		for n < len(rest) && bytes.Equal(rest[n].dispatch, rest[0].dispatch) {
+			n++
+		}
+		g := group{of: r.open[string(rest[0].dispatch)], views: rest[:n]}
+		if g.of != nil {
+			g.dispatch = g.of.dispatch // which nobody changes while it is open
+		}
+		groups, rest = append(groups, g), rest[n:]
+	}
+	return groups
 }
 
 // some takes in frames of one dispatch out of several.
-func (r *Receivers) some(subject schemas.Subject, dispatch string, frames []sizedFrame, now time.Time) DropReason {
-	r.mu.Lock()
-	one := r.open[dispatch]
-	r.mu.Unlock()
-	switch {
-	case one == nil:
-	case one.ref != subject.Ref:
-		return DropForeign
-	default:
-		if reason := one.take(frames, now, true, subject.Kind == schemas.KindResultData); reason != DropLate {
+func (r *Receivers) some(g group, a arrival) DropReason {
+	if g.of != nil {
+		a.dispatch = g.dispatch
+		if reason := g.of.take(g.views, a); reason != DropLate {
 			return reason
 		}
 	}
-	stone, reason := r.stone(subject.Ref, dispatch)
+	dispatch := string(g.views[0].dispatch)
+	stone, reason := r.stone(a.ref, dispatch)
 	if reason != "" {
 		return reason
 	}
-	return r.lateFrames(stone, dispatch, frames)
+	return r.lateFrames(stone, dispatch, g.views)
 }
 
 // late looks at a message of a dispatch that is not open. What its runner keeps until it is acknowledged is acknowledged: the
@@ -110,11 +129,11 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 		}
 		return r.acknowledge(stone, subject.Dispatch, m.GetSession(), m.GetSent(), "")
 	case "RunnerWorkResult", framesName:
-		frames, err := decodeFrames(msg, subject.Kind, nil)
+		views, err := viewFrames(msg, subject.Kind, nil)
 		if err != nil {
 			return DropInvalid
 		}
-		return r.lateFrames(stone, subject.Dispatch, frames)
+		return r.lateFrames(stone, subject.Dispatch, views)
 	}
 	return DropLate
 }
@@ -134,15 +153,15 @@ func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone tombsto
 }
 
 // lateFrames drops frames of a closed dispatch, and acknowledges its result if that is among them.
-func (r *Receivers) lateFrames(stone tombstone, dispatch string, frames []sizedFrame) DropReason {
-	if len(frames) == 0 {
+func (r *Receivers) lateFrames(stone tombstone, dispatch string, views []view) DropReason {
+	if len(views) == 0 {
 		return DropLate
 	}
-	last, final := frames[len(frames)-1].frame.(*runbusv1.RunnerWorkResult)
-	if !final {
+	last := views[len(views)-1]
+	if last.field != resultNum {
 		return DropLate
 	}
-	return r.acknowledge(stone, dispatch, last.GetSession(), last.GetSeq(), DropLate)
+	return r.acknowledge(stone, dispatch, string(last.session), last.seq, DropLate)
 }
 
 // acknowledge owes a runner the acknowledgement of a closed dispatch, and returns reason.

@@ -1,13 +1,10 @@
 package bus
 
 import (
-	"math"
 	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/durationpb"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -154,24 +151,39 @@ func (f *fields) next() bool {
 		f.ok = true
 		return false
 	}
-	number, kind, n := protowire.ConsumeTag(f.rest)
-	if n < 0 {
+	tag, n := shortVarint(f.rest)
+	if n < 0 || tag>>3 < uint64(protowire.MinValidNumber) || tag>>3 > uint64(protowire.MaxValidNumber) {
 		return false
 	}
-	f.rest, f.number, f.kind = f.rest[n:], number, kind
-	switch kind {
-	case protowire.VarintType:
-		f.varint, n = protowire.ConsumeVarint(f.rest)
-	case protowire.BytesType:
-		f.bytes, n = protowire.ConsumeBytes(f.rest)
-	default:
-		return false
-	}
+	f.rest, f.number, f.kind = f.rest[n:], protowire.Number(tag>>3), protowire.Type(tag&7)
+	value, n := shortVarint(f.rest)
 	if n < 0 {
 		return false
 	}
 	f.rest = f.rest[n:]
-	return true
+	switch f.kind {
+	case protowire.VarintType:
+		f.varint = value
+		return true
+	case protowire.BytesType:
+		if value > uint64(len(f.rest)) {
+			return false
+		}
+		f.bytes, f.rest = f.rest[:value], f.rest[value:]
+		return true
+	}
+	return false
+}
+
+// shortVarint is protowire.ConsumeVarint, faster where the number has one or two bytes, as most have here.
+func shortVarint(b []byte) (v uint64, n int) {
+	switch {
+	case len(b) > 0 && b[0] < 0x80:
+		return uint64(b[0]), 1
+	case len(b) > 1 && b[1] < 0x80:
+		return uint64(b[0]&0x7f) | uint64(b[1])<<7, 2
+	}
+	return protowire.ConsumeVarint(b)
 }
 
 // is reports whether the field is n of the given kind.
@@ -209,220 +221,4 @@ func (n *names) identity(f *fields, dispatch, session *string, seq *uint64) (tak
 		return true, f.kind == protowire.VarintType
 	}
 	return false, true
-}
-
-// readFrame reads an encoded frame of a field of RunnerWorkFrame. Long pieces of Arrow are not copied if most of whole is that piece.
-func (n *names) readFrame(number protowire.Number, body []byte, whole int) (Frame, error) {
-	var f Frame
-	var err error
-	var ok bool
-	switch number {
-	case acceptedNumber:
-		m := &acceptedParts{}
-		f, ok = &m.accepted, n.accepted(body, m)
-	case progressNumber:
-		m := &progressParts{}
-		f, ok = &m.progress, n.progress(body, m)
-	case chunkNumber:
-		m := &runbusv1.RunnerWorkChunk{}
-		f, ok = m, n.chunk(body, m, whole)
-	case resultNum:
-		m := &resultParts{}
-		f, ok = &m.result, n.result(body, m)
-	default:
-		return nil, errNoFrame()
-	}
-	if !ok {
-		err = unmarshal(shortName(f), body, f) // which begins with a reset
-	}
-	if err == nil {
-		err = checkFrame(f)
-	}
-	return f, err
-}
-
-// Frames with what is in them, in one piece of memory.
-type (
-	acceptedParts struct {
-		accepted runbusv1.RunnerWorkAccepted
-		at       timestamppb.Timestamp
-	}
-	progressParts struct {
-		progress runbusv1.RunnerWorkProgress
-		update   runbusv1.RunFetchUpdate
-		at       timestamppb.Timestamp
-	}
-	resultParts struct {
-		result   runbusv1.RunnerWorkResult
-		outcome  runbusv1.RunnerWorkResult_Response
-		response runbusv1.RunFetchResponse
-		elapsed  durationpb.Duration
-		sha256   [32]byte
-	}
-)
-
-func (n *names) accepted(body []byte, parts *acceptedParts) bool {
-	m := &parts.accepted
-	f := fields{rest: body}
-	for f.next() {
-		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
-		switch {
-		case !ok:
-			return false
-		case taken:
-		case f.is(acceptedPidNumber, protowire.VarintType):
-			m.Pid = int64(f.varint)
-		case f.is(acceptedAtNumber, protowire.BytesType) && m.At == nil:
-			m.At = &parts.at
-			if m.At.Seconds, m.At.Nanos, ok = readClock(f.bytes); !ok {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return f.ok
-}
-
-func (n *names) progress(body []byte, parts *progressParts) bool {
-	m := &parts.progress
-	f := fields{rest: body}
-	for f.next() {
-		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
-		switch {
-		case !ok:
-			return false
-		case taken:
-		case f.is(progressUpdateNumber, protowire.BytesType) && m.Update == nil:
-			m.Update = &parts.update
-			if !readUpdate(f.bytes, m.Update, &parts.at) {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return f.ok
-}
-
-func readUpdate(body []byte, u *runbusv1.RunFetchUpdate, at *timestamppb.Timestamp) bool {
-	f := fields{rest: body}
-	for f.next() {
-		switch {
-		case f.is(1, protowire.VarintType):
-			u.Phase = runbusv1.Phase(int32(int64(f.varint))) // as protobuf does with what is over 32 bits
-		case f.number == 2 && f.text(&u.Message):
-		case f.is(3, protowire.VarintType):
-			u.Rows = int64(f.varint)
-		case f.is(4, protowire.VarintType):
-			u.Bytes = int64(f.varint)
-		case f.is(5, protowire.VarintType):
-			u.Done = protowire.DecodeBool(f.varint)
-		case f.is(6, protowire.BytesType) && u.At == nil:
-			var ok bool
-			u.At = at
-			if at.Seconds, at.Nanos, ok = readClock(f.bytes); !ok {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return f.ok
-}
-
-// shareAbove is from how many bytes on a piece of Arrow shares the memory of its message.
-const shareAbove = 16 << 10
-
-func (n *names) chunk(body []byte, m *runbusv1.RunnerWorkChunk, whole int) bool {
-	f := fields{rest: body}
-	for f.next() {
-		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
-		switch {
-		case !ok:
-			return false
-		case taken:
-		case f.is(chunkArrowNumber, protowire.BytesType):
-			m.ArrowIpc = f.bytes[:len(f.bytes):len(f.bytes)]
-		case f.is(chunkRowsNumber, protowire.VarintType):
-			m.Rows = int64(f.varint)
-		case f.is(chunkBytesNumber, protowire.VarintType):
-			m.Bytes = int64(f.varint)
-		default:
-			return false
-		}
-	}
-	if m.ArrowIpc != nil && (len(m.ArrowIpc) < shareAbove || len(m.ArrowIpc) < whole/2) {
-		m.ArrowIpc = append([]byte{}, m.ArrowIpc...)
-	}
-	return f.ok
-}
-
-func (n *names) result(body []byte, parts *resultParts) bool {
-	m := &parts.result
-	f := fields{rest: body}
-	for f.next() {
-		taken, ok := n.identity(&f, &m.DispatchId, &m.Session, &m.Seq)
-		switch {
-		case !ok:
-			return false
-		case taken:
-		case f.is(resultResponseNumber, protowire.BytesType) && m.Outcome == nil:
-			parts.outcome.Response = &parts.response
-			m.Outcome = &parts.outcome
-			if !readResponse(f.bytes, &parts.response, &parts.elapsed) {
-				return false
-			}
-		case f.is(resultStartedNumber, protowire.VarintType):
-			m.Started = protowire.DecodeBool(f.varint)
-		case f.is(resultSha256Number, protowire.BytesType):
-			m.StreamSha256 = append(parts.sha256[:0], f.bytes...)
-		case f.is(resultXxh3Number, protowire.BytesType):
-			m.RestXxh3 = append([]byte{}, f.bytes...)
-		default:
-			return false
-		}
-	}
-	return f.ok
-}
-
-func readResponse(body []byte, r *runbusv1.RunFetchResponse, elapsed *durationpb.Duration) bool {
-	f := fields{rest: body}
-	for f.next() {
-		switch {
-		case f.is(1, protowire.VarintType):
-			r.Rows = int64(f.varint)
-		case f.is(2, protowire.VarintType):
-			r.Bytes = int64(f.varint)
-		case f.is(3, protowire.VarintType):
-			r.WireBytes = int64(f.varint)
-		case f.is(5, protowire.VarintType):
-			r.RunnerPid = int64(f.varint)
-		case f.is(6, protowire.BytesType) && r.Elapsed == nil:
-			var ok bool
-			r.Elapsed = elapsed
-			if elapsed.Seconds, elapsed.Nanos, ok = readClock(f.bytes); !ok {
-				return false
-			}
-		default:
-			return false
-		}
-	}
-	return f.ok
-}
-
-// readClock reads a Timestamp or a Duration.
-func readClock(body []byte) (seconds int64, nanos int32, ok bool) {
-	f := fields{rest: body}
-	for f.next() {
-		switch {
-		case f.is(1, protowire.VarintType):
-			seconds = int64(f.varint)
-		case f.is(2, protowire.VarintType) && int64(f.varint) >= math.MinInt32 && int64(f.varint) <= math.MaxInt32:
-			nanos = int32(int64(f.varint))
-		default:
-			return 0, 0, false
-		}
-	}
-	return seconds, nanos, f.ok
 }

@@ -29,7 +29,7 @@ type arrival struct {
 // place, where the frames arrive.
 func (d *Dispatcher) open(ctx context.Context, run *run) {
 	ref, session := run.runner.Ref, run.runner.Session
-	run.gone = ctx.Done()
+	run.gone, run.sum.Scheme = ctx.Done(), run.runner.Can.Scheme()
 	run.stream.receiver = d.receivers.Open(ref, session, run.id, window)
 	run.waits.Store(run.stream.receiver)
 	d.d.Registry.WatchLoss(&run.watch, ref, session, run.stream.receiver.Nudge)
@@ -89,7 +89,6 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(run *run, sink Sink) ending {
 	run.dueIn(d, run.deadline.Sub(d.d.Now()))
-	run.sum.Scheme = run.runner.Can.Scheme()
 	defer run.sum.Close()
 	if end := d.tell(run, sink, nil); end != nil {
 		return *end

@@ -1,0 +1,208 @@
+package bus
+
+import (
+	"unicode/utf8"
+
+	"github.com/nats-io/nats.go"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// view is one frame where it lies in a message: who it is of and its number are read, the rest is when it is known who wants it.
+type view struct {
+	field             protowire.Number // in RunnerWorkFrame
+	dispatch, session []byte
+	seq               uint64
+	rest              []byte // its fields behind these
+	body              []byte // all of it
+	frame             Frame  // the frame, of one that does not begin with these
+}
+
+// sizedFrame is a frame and the bytes that it was encoded in.
+type sizedFrame struct {
+	frame Frame
+	size  int64
+}
+
+// shareAbove is from how many bytes on a piece of Arrow shares the memory of its message, if most of that is the piece. A message of
+// at most shareWithin bytes is always shared, by frames that don't wait for long.
+const shareAbove, shareWithin = 16 << 10, 16 << 10
+
+// viewFrames looks at what came on a subject of kind: one frame, or a bundle. All frames of a bundle are where they belong and have
+// a number, or it is an error; what is in them shows when they are decoded.
+func viewFrames(msg *nats.Msg, kind schemas.Kind, into []view) ([]view, error) {
+	name := TypeOf(msg)
+	if ct := msg.Header.Get(HeaderContentType); ct != "" && ct != ContentType {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has content type %q, not %s", clip(name), clip(ct), ContentType)
+	}
+	if len(msg.Data) > MaxPayload {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the %s has %d bytes, over the %d of the bus", clip(name), len(msg.Data), MaxPayload)
+	}
+	if name != framesName {
+		number := fieldNamed(name)
+		if number == 0 {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "%q is not a frame of a result", clip(name))
+		}
+		if (number == chunkNumber) != (kind == schemas.KindResultData) {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", name)
+		}
+		v, err := viewOf(number, msg.Data)
+		if err != nil {
+			return nil, err
+		}
+		return append(into, v), nil
+	}
+	entries := fields{rest: msg.Data}
+	for entries.next() {
+		if !entries.is(framesNumber, protowire.BytesType) {
+			return nil, errNoFrame()
+		}
+		one := fields{rest: entries.bytes}
+		if !one.next() || one.kind != protowire.BytesType || len(one.rest) > 0 {
+			return nil, errNoFrame()
+		}
+		if one.number == chunkNumber && kind != schemas.KindResultData {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "a chunk came on a subject for others")
+		}
+		v, err := viewOf(one.number, one.bytes)
+		if err != nil {
+			return nil, err
+		}
+		into = append(into, v)
+	}
+	if !entries.ok {
+		return nil, errNoFrame()
+	}
+	return into, nil
+}
+
+// viewOf looks at an encoded frame of a field of RunnerWorkFrame.
+func viewOf(field protowire.Number, body []byte) (view, error) {
+	v := view{field: field, body: body}
+	b, ok := prefixed(body, dispatchNumber<<3|byte(protowire.BytesType), &v.dispatch)
+	if ok {
+		b, ok = prefixed(b, sessionNumber<<3|byte(protowire.BytesType), &v.session)
+	}
+	if ok && len(b) > 1 && b[0] == seqNumber<<3|byte(protowire.VarintType) {
+		var n int
+		if v.seq, n = shortVarint(b[1:]); n > 0 && v.seq > 0 && fieldNames(field) {
+			v.rest = b[1+n:]
+			return v, nil
+		}
+	}
+	// Not as we write it: protobuf says what it is.
+	f, err := readFrame(field, body)
+	if err != nil {
+		return view{}, err
+	}
+	return view{
+		field: field, dispatch: []byte(f.GetDispatchId()), session: []byte(f.GetSession()), seq: f.GetSeq(), body: body, frame: f,
+	}, nil
+}
+
+// prefixed takes a short text off b that begins with tag.
+func prefixed(b []byte, tag byte, text *[]byte) (rest []byte, ok bool) {
+	if len(b) < 2 || b[0] != tag || b[1] >= 0x80 || len(b) < 2+int(b[1]) {
+		return b, false
+	}
+	end := 2 + int(b[1])
+	*text = b[2:end]
+	return b[end:], true
+}
+
+// fieldNames reports whether a field of RunnerWorkFrame is one of a frame.
+func fieldNames(field protowire.Number) bool { return field >= acceptedNumber && field <= resultNum }
+
+// decode reads the frame. p, which may be nil, has memory for it; n keeps what frames have in common. Arrow is left in the memory of
+// the message, which has whole bytes, if share is true for a small one, or if most of it is that piece.
+func (v *view) decode(n *names, p *parts, whole int, share bool) (Frame, error) {
+	if v.frame != nil {
+		return v.frame, nil
+	}
+	if !same(&n.dispatch, v.dispatch) || !same(&n.session, v.session) {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the id in a frame is not UTF-8")
+	}
+	dispatch, session := n.dispatch, n.session
+	var f Frame
+	var ok bool
+	switch v.field {
+	case acceptedNumber:
+		m := p.forAccepted()
+		m.accepted.DispatchId, m.accepted.Session, m.accepted.Seq = dispatch, session, v.seq
+		f, ok = &m.accepted, n.accepted(v.rest, m)
+	case progressNumber:
+		m := &progressParts{}
+		m.progress.DispatchId, m.progress.Session, m.progress.Seq = dispatch, session, v.seq
+		f, ok = &m.progress, n.progress(v.rest, m)
+	case chunkNumber:
+		m := p.forChunk()
+		m.DispatchId, m.Session, m.Seq = dispatch, session, v.seq
+		f, ok = m, n.chunk(v.rest, m)
+		if piece := m.ArrowIpc; len(piece) > 0 && (!share || whole > shareWithin) && (len(piece) < shareAbove || len(piece) < whole/2) {
+			m.ArrowIpc = append([]byte{}, piece...)
+		}
+	default:
+		m := p.forResult()
+		m.result.DispatchId, m.result.Session, m.result.Seq = dispatch, session, v.seq
+		f, ok = &m.result, n.result(v.rest, m)
+	}
+	if !ok {
+		if err := unmarshal(shortName(f), v.body, f); err != nil { // which begins with a reset
+			return nil, err
+		}
+	}
+	if f.GetDispatchId() != dispatch || f.GetSession() != session || f.GetSeq() != v.seq {
+		return nil, schemas.Errorf(schemas.CodeInvalid, "a %s says twice, and not the same, whose it is", shortName(f))
+	}
+	return f, checkFrame(f)
+}
+
+// same makes text what b says, without a new string if it does already. It returns false for what is not UTF-8.
+func same(text *string, b []byte) bool {
+	if *text == string(b) {
+		return true
+	}
+	*text = string(b)
+	return utf8.ValidString(*text)
+}
+
+// decodeFrames is viewFrames, and decodes all.
+func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedFrame, error) {
+	var few [8]view
+	views, err := viewFrames(msg, kind, few[:0])
+	if err != nil {
+		return nil, err
+	}
+	var known names
+	for i := range views {
+		f, err := views[i].decode(&known, nil, len(msg.Data), false)
+		if err != nil {
+			return nil, err
+		}
+		into = append(into, sizedFrame{f, int64(len(views[i].body))})
+	}
+	return into, nil
+}
+
+// readFrame has protobuf itself read an encoded frame.
+func readFrame(number protowire.Number, body []byte) (Frame, error) {
+	var f Frame
+	switch number {
+	case acceptedNumber:
+		f = &runbusv1.RunnerWorkAccepted{}
+	case progressNumber:
+		f = &runbusv1.RunnerWorkProgress{}
+	case chunkNumber:
+		f = &runbusv1.RunnerWorkChunk{}
+	case resultNum:
+		f = &runbusv1.RunnerWorkResult{}
+	default:
+		return nil, errNoFrame()
+	}
+	if err := unmarshal(shortName(f), body, f); err != nil {
+		return nil, err
+	}
+	return f, checkFrame(f)
+}
