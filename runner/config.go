@@ -51,6 +51,8 @@ type Config struct {
 	Listen string
 	// Ticket enrols a runner that is dialled, once (SPEC C3). Nil for one that is enrolled already.
 	Ticket *schemas.Ticket
+	// TicketGone is why there is no ticket although one was announced. Nil: none was. A runner whose enrolment has begun goes on.
+	TicketGone error
 	// Token is the service-account token. A person's session token is taken too, so that the control plane can refuse it
 	// in its own words (SPEC E5).
 	Token string
@@ -213,14 +215,14 @@ func (c *Config) prepare() (cred proof, tenant string, err error) {
 func (c *Config) oneWay() error {
 	switch dials := len(c.Addrs) > 0; {
 	case c.Lifeline > 0:
-		if dials || c.Ticket != nil || c.Token != "" || c.ID != "" || c.Listen != "" {
+		if dials || c.Ticket != nil || c.TicketGone != nil || c.Token != "" || c.ID != "" || c.Listen != "" {
 			return configError("RUNNER_LIFELINE is set: the control plane that started this runner says who it is, so that RUNNER_ENROLL_ADDR, a token, a ticket, RUNNER_ID and CORE_RUNNER_LISTEN have no place")
 		}
 		if c.Name == "" {
 			c.Name = schemas.ConsoleRunner
 		}
 		return nil
-	case dials && c.Ticket != nil:
+	case dials && (c.Ticket != nil || c.TicketGone != nil):
 		return configError("RUNNER_ENROLL_ADDR and a ticket are both set: a runner dials its control plane with a service-account token, or it has a ticket and is dialled. Drop one of them")
 	case dials && c.Token == "":
 		return &ExitError{Code: ExitConfig, Err: schemas.ErrTokenMissing()}

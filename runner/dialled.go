@@ -45,9 +45,15 @@ func openDialled(c *Config) (*dialled, error) {
 }
 
 func (d *dialled) begin(c *Config) error {
+	if c.TicketGone != nil && d.store.State() == identity.Empty {
+		return &ExitError{Code: ExitConfig, Err: c.TicketGone}
+	}
 	use, err := d.store.Admit(c.Ticket, time.Now())
 	if err != nil {
 		return exitFor(err)
+	}
+	if c.TicketGone != nil {
+		c.Log.Warn("the ticket file is gone: this runner goes on without it, and needs "+identity.EnvTicketFile+" no more", "state", d.store.State().String())
 	}
 	d.responder = identity.NewResponder(identity.ResponderConfig{
 		Store: d.store, Ticket: use, Log: c.Log, OnEnrolled: func() { signal(d.enrolled) },

@@ -16,10 +16,13 @@ const (
 	EnvTicketFile = "CORE_RUNNER_TICKET_FILE"
 )
 
+// ErrTicketGone says that the file which CORE_RUNNER_TICKET_FILE names is not there: a runner that is enrolled does without it.
+var ErrTicketGone = errors.New("the ticket file is gone")
+
 // TakeTicket reads the ticket out of CORE_RUNNER_TICKET or the file that CORE_RUNNER_TICKET_FILE names; nil when neither is set. The
 // file must be regular and no link, of this user, and of mode 0600 or 0400. Both set is refused. forget clears the variable, also
 // when what it holds is wrong, before TakeTicket returns (selfguard.ForgetEnv). An error is of CodeInvalid and never repeats the
-// ticket. The expiry is Fresh's.
+// ticket; that of a file that is not there is ErrTicketGone too. The expiry is Fresh's.
 func TakeTicket(getenv func(string) string, forget func(names ...string) error) (*schemas.Ticket, error) {
 	text, file := getenv(EnvTicket), getenv(EnvTicketFile)
 	if text != "" {
@@ -41,7 +44,7 @@ func TakeTicket(getenv func(string) string, forget func(names ...string) error) 
 		source = EnvTicketFile
 		body, err := readPrivate(file, "the ticket file "+file)
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "%s: the ticket file %s does not exist", EnvTicketFile, file).
+			return nil, schemas.Wrap(schemas.CodeInvalid, ErrTicketGone, fmt.Sprintf("%s: the ticket file %s does not exist", EnvTicketFile, file)).
 				WithHint("a runner that is enrolled needs no ticket: start it without " + EnvTicketFile)
 		}
 		if err != nil {

@@ -25,15 +25,15 @@ type Ready struct {
 // Run serves until the runner is drained (first SIGTERM), aborted (second), told to stop, or ctx ends. change may adjust
 // what the environment said. The exit status is runner.ExitCode of the error.
 func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*runner.Config)) error {
-	ticket, err := identity.TakeTicket(os.Getenv, selfguard.ForgetEnv) // before anything else starts
-	if err != nil {
-		return &runner.ExitError{Code: runner.ExitConfig, Err: err}
+	ticket, gone := identity.TakeTicket(os.Getenv, selfguard.ForgetEnv) // before anything else starts
+	if gone != nil && !errors.Is(gone, identity.ErrTicketGone) {
+		return &runner.ExitError{Code: runner.ExitConfig, Err: gone}
 	}
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	if err != nil {
 		return err
 	}
-	cfg.Ticket = ticket
+	cfg.Ticket, cfg.TicketGone = ticket, gone
 	// Token and proxy login are in memory now; nothing that this process starts shall inherit them, and nobody read them off the
 	// process.
 	if err := errors.Join(process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"), process.HideLogins()); err != nil {
