@@ -85,7 +85,7 @@ func TestOutcomes(t *testing.T) {
 		{[]string{"--runner", "nope", "--source", "file", "--set", "path=/x"}, 3, "runner_unknown"},
 		{[]string{"--runner", "local", "--source", "file", "--set", "path=/etc/hostname", "--set", "format=csv"}, 1, "forbidden"},
 		{[]string{"--runner", "local", "--source", "file", "--set", "path=/x.csv", "--format", "csv", "--out", filepath.Join(t.TempDir(), "x")}, 1, "forbidden"},
-		{[]string{"--runner", "local", "--source", "http", "--set", "url=" + url, "--set", "format=jsonl", "--timeout", "300ms"}, 1, "deadline"},
+		{[]string{"--runner", "local", "--source", "http", "--set", "url=" + url, "--set", "format=jsonl", "--timeout", "5s"}, 1, "deadline"},
 	} {
 		r := u.runink(t, append([]string{"fetch", "run", "--json"}, c.args...)...)
 		if code, _, _ := r.failure(t); r.status != c.status || code != c.code || r.stdout != "" {

@@ -136,7 +136,7 @@ func TestDeadlineStopsTheQuery(t *testing.T) {
 	// Runner and control plane both watch the clock; whoever is first says so.
 	stopped := regexp.MustCompile(`ran out of time and was stopped|did not finish within \ds and was stopped`)
 	body := user.body("edge", "SELECT pg_sleep(600)::text AS s")
-	body["timeout"] = "3s"
+	body["timeout"] = "9s" // in which the query must have begun
 	f := plane.Admin.Fetch(t, body)
 	f.Await("accepted")
 	user.awaitRuns(t)
@@ -146,7 +146,7 @@ func TestDeadlineStopsTheQuery(t *testing.T) {
 	user.awaitGone(t)
 
 	began := time.Now()
-	stdout, stderr, status := plane.Runink(t, user.args(t, "edge", "SELECT pg_sleep(600)::text AS s", "--timeout", "2s")...)
+	stdout, stderr, status := plane.Runink(t, user.args(t, "edge", "SELECT pg_sleep(600)::text AS s", "--timeout", "5s")...)
 	if status != 1 || stdout != "" || !stopped.MatchString(stderr) {
 		t.Errorf("runink ended with status %d after %s: %s %s", status, time.Since(began), stdout, stderr)
 	}

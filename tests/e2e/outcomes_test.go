@@ -161,7 +161,7 @@ func TestSilentRunnerLeavesTheOutcomeUnknown(t *testing.T) {
 }
 
 func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
-	plane := stack.StartPlane(t, true, map[string]string{"DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "60s"})
+	plane := stack.StartPlane(t, true, map[string]string{"DISPATCH_TIMEOUT": "9s", "RUNNER_GRACE": "60s"})
 	runner := plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("edge"))
@@ -169,7 +169,7 @@ func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
 	await(t, "the request", src.opened)
 	runner.Signal(t, syscall.SIGSTOP)
 	end := f.End()
-	want := fmt.Sprintf("runner %q accepted the work and has not answered within 5s — the run may still be in progress there", runner.ID)
+	want := fmt.Sprintf("runner %q accepted the work and has not answered within 9s — the run may still be in progress there", runner.ID)
 	if end.Outcome != "outcome_unknown" || end.Code != "outcome_unknown" || end.Message != want {
 		t.Fatalf("ended %+v, want %q", end, want)
 	}
@@ -185,7 +185,7 @@ func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
 	plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	body := src.body("edge")
-	body["timeout"] = "2s"
+	body["timeout"] = "6s" // in which the source must have been asked
 	f := plane.Admin.Fetch(t, body)
 	if end := f.End(); end.Outcome != "deadline" {
 		t.Fatalf("ended %+v", end)
