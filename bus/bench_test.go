@@ -146,7 +146,7 @@ var rows = make([]byte, 1000)
 
 func (l *loop) assigned(msg *nats.Msg) {
 	err := bus.Assignments(msg, func(a *runbusv1.RunnerWorkAssignment, _ bus.Trace) {
-		w := work{a: a}
+		w := work{dispatch: a.GetDispatchId(), replica: a.GetReplica(), together: a.GetTogether()}
 		if l.stream {
 			w.sender = l.senders.Open(a.DispatchId, session, a.Replica, a.WindowBytes)
 		}
@@ -159,21 +159,22 @@ func (l *loop) assigned(msg *nats.Msg) {
 
 // work is an assignment with the stream of its result.
 type work struct {
-	a      *runbusv1.RunnerWorkAssignment
-	sender *bus.Sender
+	dispatch, replica string
+	together          bool
+	sender            *bus.Sender
 }
 
 // work is the runner's part.
 func (l *loop) work(w work) error {
-	a, s := w.a, w.sender
+	s := w.sender
 	frames := []bus.Frame{
-		&runbusv1.RunnerWorkAccepted{DispatchId: a.DispatchId, Session: session, Seq: 1},
-		&runbusv1.RunnerWorkChunk{DispatchId: a.DispatchId, Session: session, Seq: 2, ArrowIpc: rows},
-		&runbusv1.RunnerWorkResult{DispatchId: a.DispatchId, Session: session, Seq: 3, Started: true},
+		&runbusv1.RunnerWorkAccepted{DispatchId: w.dispatch, Session: session, Seq: 1},
+		&runbusv1.RunnerWorkChunk{DispatchId: w.dispatch, Session: session, Seq: 2, ArrowIpc: rows},
+		&runbusv1.RunnerWorkResult{DispatchId: w.dispatch, Session: session, Seq: 3, Started: true},
 	}
 	if !l.stream {
-		ctl := schemas.ResultCtlSubject(edge, a.Replica, a.DispatchId)
-		data := schemas.ResultDataSubject(edge, a.Replica, a.DispatchId)
+		ctl := schemas.ResultCtlSubject(edge, w.replica, w.dispatch)
+		data := schemas.ResultDataSubject(edge, w.replica, w.dispatch)
 		for i, subject := range []string{ctl, data, ctl} {
 			if err := l.runner.Publish(subject, frames[i]); err != nil {
 				return err
@@ -184,7 +185,7 @@ func (l *loop) work(w work) error {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	s.Bundle()
-	if a.GetTogether() {
+	if w.together {
 		s.Together()
 	}
 	for _, f := range frames[:2] {

@@ -37,7 +37,7 @@ type outbox struct {
 	stalled  bool   // a publish failed: nothing goes out until resume or credit
 	resuming bool   // nothing goes out until the replica answers a resume
 	resumeAt time.Time
-	movedAt  time.Time // of the last acknowledgement, or of the first frame after everything was
+	movedAt  time.Time // of the last acknowledgement, or of the first frame after everything was; at first, of the beginning
 	heardAt  time.Time // of the last credit
 }
 
@@ -112,7 +112,7 @@ func (o *outbox) admit(p *runbusv1.RunnerWorkProgress) bool {
 
 // push appends a frame that carries the number last+1.
 func (o *outbox) push(f outFrame, now func() time.Time) {
-	if len(o.frames) == 0 {
+	if len(o.frames) == 0 && o.last > 0 {
 		o.movedAt = now()
 	}
 	o.last++

@@ -273,13 +273,14 @@ func (s *Sender) notify() {
 	}
 }
 
-// credit takes in what the replica says. It reports whether there is something to publish now.
-func (s *Sender) credit(c credit) (more bool) {
+// credit takes in what the replica says. It reports whether there is something to publish now, or, with what is to be called, that the
+// stream is over and to be forgotten.
+func (s *Sender) credit(c credit, now time.Time) (more bool, ended func(error)) {
 	s.mu.Lock()
-	if s.err != nil || c.dispatch != s.dispatch || c.session != s.session || !s.out.credit(c, s.all.now()) {
-		s.mu.Unlock()
+	defer s.mu.Unlock()
+	if s.err != nil || c.dispatch != s.dispatch || c.session != s.session || !s.out.credit(c, now) {
 		s.all.ignored.Add(1)
-		return false
+		return false, nil
 	}
 	if p := s.out.merged; p != nil && s.out.progress < mostProgress {
 		s.out.merged = nil
@@ -288,17 +289,11 @@ func (s *Sender) credit(c credit) (more bool) {
 		}
 	}
 	s.notify()
-	ended := s.ended
-	if ended != nil && s.out.acked == s.out.last {
-		s.err, s.ended = ErrClosed, nil
-		s.mu.Unlock()
-		s.all.forget(s)
-		ended(nil)
-		return false
+	if s.ended != nil && s.out.acked == s.out.last {
+		ended, s.err, s.ended = s.ended, ErrClosed, nil
+		return false, ended
 	}
-	more = s.out.ready()
-	s.mu.Unlock()
-	return more
+	return s.out.ready(), nil
 }
 
 // gather copies small frames into a batch: as many as the message has room for if the replica takes several at once, else one. Of a frame

@@ -12,7 +12,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/schemas"
-	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // burst is how many frames of one stream go out before the next stream has its turn.
@@ -42,7 +41,8 @@ type Senders struct {
 	stop    chan struct{}
 	stopped chan struct{}
 
-	batches []batch // with nothing in them between drains; belong to who has the writer's part
+	batches []batch    // with nothing in them between drains; belong to who has the writer's part
+	credit  creditTurn // belongs to the subscription's callback
 
 	mu      sync.Mutex
 	open    map[string]*Sender // by dispatch
@@ -68,7 +68,7 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 	}
 	s.lingers.Stop()
 	var err error
-	if s.credits, err = c.Subscribe(schemas.CreditSubject(ref, "*"), s.credit); err != nil {
+	if s.credits, err = c.Subscribe(schemas.CreditSubject(ref, "*"), s.credited); err != nil {
 		return nil, err
 	}
 	go s.write()
@@ -78,9 +78,15 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 // Open begins the stream of one dispatch to the replica that waits for it. dispatch, session, replica and windowBytes are
 // those of the assignment; a window of 0 means 1 MiB, more than 4 MiB means 4 MiB. A stream that is open for the dispatch is closed.
 func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Sender {
-	now := s.now()
-	one := &Sender{all: s, dispatch: dispatch, session: session, replica: replica}
-	one.out.init(windowBytes, now)
+	one := &Sender{}
+	s.OpenIn(one, dispatch, session, replica, windowBytes)
+	return one
+}
+
+// OpenIn is Open in memory of the caller's: a Sender that was never used.
+func (s *Senders) OpenIn(one *Sender, dispatch, session, replica string, windowBytes int64) {
+	one.all, one.dispatch, one.session, one.replica = s, dispatch, session, replica
+	one.out.init(windowBytes, s.now())
 	if !schemas.ValidToken(replica) || !schemas.ValidToken(dispatch) {
 		one.bad = schemas.Errorf(schemas.CodeInvalid, "replica %q and dispatch %q don't make a subject", clip(replica), clip(dispatch))
 	}
@@ -102,7 +108,6 @@ func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Se
 	if before != nil {
 		before.fail(ErrClosed)
 	}
-	return one
 }
 
 // Resume is to be called after each reconnect, when the runner's session stands again. For every stream with frames that
@@ -142,9 +147,7 @@ func (s *Senders) Close() error {
 func (s *Senders) forget(one *Sender) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.open[one.dispatch] == one {
-		delete(s.open, one.dispatch)
-	}
+	s.drop(one)
 }
 
 func (s *Senders) streams() []*Sender {
@@ -267,45 +270,6 @@ func (s *Senders) drain(most int) {
 	s.mu.Unlock()
 	if more {
 		poke(s.wake)
-	}
-}
-
-// credit runs in the subscription's callback: it publishes nothing.
-func (s *Senders) credit(msg *nats.Msg) {
-	if TypeOf(msg) == "RunnerWorkCredits" {
-		err := readCredits(msg, func(dispatch []byte, c credit) {
-			s.mu.Lock()
-			one := s.open[string(dispatch)]
-			s.mu.Unlock()
-			if one != nil {
-				c.dispatch = one.dispatch
-			}
-			s.take(one, c)
-		})
-		if err != nil {
-			s.ignored.Add(1)
-		}
-		return
-	}
-	subject, err := schemas.Parse(msg.Subject)
-	m := &runbusv1.RunnerWorkCredit{}
-	if err != nil || Decode(msg, m) != nil {
-		s.ignored.Add(1)
-		return
-	}
-	s.mu.Lock()
-	one := s.open[subject.Dispatch]
-	s.mu.Unlock()
-	s.take(one, creditOf(m))
-}
-
-// take gives one credit to its stream, if there is one.
-func (s *Senders) take(one *Sender, c credit) {
-	switch {
-	case one == nil:
-		s.ignored.Add(1)
-	case one.credit(c):
-		s.enqueue(one)
 	}
 }
 

@@ -238,7 +238,7 @@ func TestStreamSurvivesAnyNetwork(t *testing.T) {
 			"credit":  func(*rapid.T) { w.credit() },
 			"acknowledge": func(t *rapid.T) {
 				if len(w.down) > 0 {
-					w.sender.credit(remove(t, &w.down, reorder))
+					w.sender.credit(remove(t, &w.down, reorder), w.now)
 				}
 			},
 			"lose credit": func(t *rapid.T) {
@@ -286,7 +286,7 @@ func (w *world) finish(t *rapid.T) {
 		}
 		w.credit()
 		for len(w.down) > 0 {
-			w.sender.credit(remove(t, &w.down, false))
+			w.sender.credit(remove(t, &w.down, false), w.now)
 		}
 		w.check(t)
 		w.now = w.now.Add(500 * time.Millisecond)
@@ -338,7 +338,7 @@ func (w *world) round(t *rapid.T, batch int) {
 	}
 	w.credit()
 	for len(w.down) > 0 {
-		w.sender.credit(remove(t, &w.down, false))
+		w.sender.credit(remove(t, &w.down, false), w.now)
 	}
 	w.check(t)
 }
@@ -363,7 +363,7 @@ func TestProgressIsMerged(t *testing.T) {
 		t.Fatalf("the first progress of a phase was merged: %d frames", n)
 	}
 	send(&runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Phase: runbusv1.Phase_PHASE_DONE, Rows: 7}})
-	w.sender.credit(credit{dispatch: testDispatch, session: testSession, acknowledged: 3, window: DefaultWindow})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession, acknowledged: 3, window: DefaultWindow}, w.now)
 	last := w.sender.out.frames[len(w.sender.out.frames)-1]
 	p := &runbusv1.RunnerWorkProgress{}
 	if err := proto.Unmarshal(last.entry[last.body:], p); err != nil {
@@ -445,7 +445,7 @@ func TestSilenceIsCountedFromTheLastCredit(t *testing.T) {
 	if orphaned() {
 		t.Fatal("orphaned after 29 s")
 	}
-	w.sender.credit(credit{dispatch: testDispatch, session: testSession})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession}, w.now)
 	w.now = w.now.Add(29 * time.Second)
 	if orphaned() {
 		t.Fatal("orphaned 29 s after a credit")
@@ -455,7 +455,7 @@ func TestSilenceIsCountedFromTheLastCredit(t *testing.T) {
 		{dispatch: "d0", session: testSession},
 		{dispatch: testDispatch, session: testSession, acknowledged: 1}, // nothing was sent
 	} {
-		w.sender.credit(c)
+		w.sender.credit(c, w.now)
 	}
 	w.now = w.now.Add(time.Second)
 	for range 2 { // and it stays so
@@ -476,7 +476,7 @@ func TestLateFailureDoesNotStall(t *testing.T) {
 	}
 	_, seq, epoch, _ := w.sender.out.take()
 	w.sender.out.resume(w.now)
-	w.sender.credit(credit{dispatch: testDispatch, session: testSession})
+	w.sender.credit(credit{dispatch: testDispatch, session: testSession}, w.now)
 	w.sender.out.failed(seq, epoch)
 	if _, again, _, ok := w.sender.out.take(); !ok || again != seq {
 		t.Fatalf("frame %d is not sent again", seq)

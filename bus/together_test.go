@@ -40,7 +40,7 @@ func TestManyDispatchesShareMessages(t *testing.T) {
 	messages := make(chan *nats.Msg, 2*dispatches)
 	if _, err := p.runner.Subscribe(schemas.WorkSubject(edge, session), func(msg *nats.Msg) {
 		messages <- msg
-		if err := bus.Assignments(msg, func(m *runbusv1.RunnerWorkAssignment, trace bus.Trace) { works <- work{m, trace} }); err != nil {
+		if err := bus.Assignments(msg, func(m *runbusv1.RunnerWorkAssignment, trace bus.Trace) { works <- work{proto.CloneOf(m), trace} }); err != nil {
 			t.Error(err)
 		}
 	}); err != nil {

@@ -103,7 +103,7 @@ func FuzzAssignments(f *testing.F) {
 			name += "s"
 		}
 		var got []*runbusv1.RunnerWorkAssignment
-		err := Assignments(&nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}, func(m *runbusv1.RunnerWorkAssignment, _ Trace) { got = append(got, m) })
+		err := Assignments(&nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}, func(m *runbusv1.RunnerWorkAssignment, _ Trace) { got = append(got, proto.CloneOf(m)) })
 		if err != nil {
 			if schemas.CodeOf(err) != schemas.CodeInvalid || len(got) > 0 {
 				t.Fatalf("an error without its code, or %d assignments with it: %v", len(got), err)

@@ -146,6 +146,14 @@ func (c *chunks) sumInto(r *runbusv1.RunnerWorkResult) {
 	r.StreamSha256, r.RestXxh3 = c.space.digest.SHA256(), c.space.digest.XXH3()
 }
 
+// tells reports whether the first chunk is yet to be sent, and will be within flushAfter: the control plane takes it for the progress
+// that rows come.
+func (c *chunks) tells() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.sent == 0 && len(c.buf) > 0
+}
+
 func (c *chunks) total() int64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

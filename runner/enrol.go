@@ -210,7 +210,7 @@ func capabilities() []string {
 	for _, kind := range all.Kinds() {
 		c = append(c, "source:"+kind)
 	}
-	return append(c, bus.CapabilityAssignments, bus.CapabilityXXH3)
+	return append(c, bus.CapabilityAssignments, bus.CapabilityXXH3, bus.CapabilityChunksTell)
 }
 
 func signal(ch chan struct{}) {

@@ -42,11 +42,12 @@ type doneLog struct {
 	works, rows, bytes int64         // in it, without a line
 }
 
-// done writes the line of one work, or counts it; then flush is to be called at the uptime that it returns, which else is 0.
-func (d *doneLog) done(dispatch, kind string, rows, bytes int64, after time.Duration) (flushAt time.Duration) {
+// done writes the line of one work, or counts it; then flush is to be called at the uptime that it returns, which else is 0. now is the
+// uptime.
+func (d *doneLog) done(now time.Duration, dispatch, kind string, rows, bytes int64, after time.Duration) (flushAt time.Duration) {
 	ctx := context.Background()
 	if !d.log.Enabled(ctx, slog.LevelDebug) {
-		counted, at := d.count(uptime(), rows, bytes)
+		counted, at := d.count(now, rows, bytes)
 		if counted {
 			return at
 		}

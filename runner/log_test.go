@@ -42,7 +42,7 @@ func TestEveryWorkIsInTheLog(t *testing.T) {
 	log := newJournal()
 	d := doneLog{log: slog.New(quiet{log})}
 	for range 3 * mostDone {
-		d.done("d", "test", 1, 8, time.Millisecond)
+		d.done(uptime(), "d", "test", 1, 8, time.Millisecond)
 	}
 	d.flush(uptime() + time.Second)
 	own := strings.Count(log.text(), "INFO work done dispatch=d source=test rows=1 bytes=8 after=1ms")

@@ -91,7 +91,7 @@ func (a *Agent) statement() *runbusv1.RunnerPolicy {
 func (w *work) recorded() (response *runbusv1.RunFetchResponse, err error) {
 	secrets, caller, err := w.secrets()
 	defer clear(secrets)
-	under := w.agent.policy.Begin(w.m.GetRequest().GetSource().GetKind())
+	under := w.agent.policy.Begin(w.task.kind)
 	if w.agent.journal != nil {
 		response, err = w.between(under, secrets, caller, err)
 	} else if err == nil {
@@ -105,11 +105,10 @@ func (w *work) recorded() (response *runbusv1.RunFetchResponse, err error) {
 
 // between writes the two records, and runs the fetch in between unless it has failed already.
 func (w *work) between(under *policy.Fetch, secrets map[string]string, caller *runbusv1.CallerSession, err error) (*runbusv1.RunFetchResponse, error) {
-	req := w.m.GetRequest()
 	record := chain.Record{
 		Event: chain.EventStart, Dispatch: w.id, Tenant: w.agent.ref.Tenant, Runner: w.agent.ref.Runner,
-		Kind: clip(req.GetSource().GetKind(), 64), Target: chain.Target(req.GetSource().GetSettings()),
-		Query: chain.DescribeQuery(req.GetQuery(), under.QueryText()), Policy: under.Digest(),
+		Kind: clip(w.task.kind, 64), Target: chain.Target(w.task.settings),
+		Query: chain.DescribeQuery(w.task.query, under.QueryText()), Policy: under.Digest(),
 	}
 	if caller != nil {
 		record.Caller = &chain.Caller{Tenant: caller.GetTenant(), Person: caller.GetPerson(), Role: caller.GetRole()}
@@ -156,7 +155,7 @@ func (w *work) journal(r chain.Record) error {
 		return nil
 	}
 	// Not the work's context: that a work was cancelled is recorded too.
-	if err := w.agent.journal.Append(context.Background(), r, w.m.GetCredentialsFollow()); err != nil {
+	if err := w.agent.journal.Append(context.Background(), r, w.task.credentialsFollow); err != nil {
 		w.log.Error("the journal can't be written: work is refused until it can", "error", err)
 		return schemas.Wrap(schemas.CodeFailed, fmt.Errorf("journal: %w", err), "the runner can't write its journal, so it runs nothing").
 			WithHint("the runner's log has the cause: a full disk, perhaps; RUNNER_JOURNAL=off does without a journal")

@@ -24,11 +24,13 @@ type work struct {
 	agent   *Agent
 	id      string
 	session string
-	m       *runbusv1.RunnerWorkAssignment
-	began   time.Time // when it was assigned
-	refused error     // why it got no slot; nil if it did
+	task    task
+	began   time.Time     // when it was assigned
+	ran     time.Duration // …and how long it took from then on; set when it has ended
+	refused error         // why it got no slot; nil if it did
 	sealed  chan *runbusv1.SealedCredential
 	sender  *bus.Sender
+	own     bus.Sender      // memory of sender
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
 	span    trace.Span
@@ -44,6 +46,26 @@ type work struct {
 	orphaned  bool          // ended, and silent
 	delivered bool          // acknowledged, or given up
 	held      int64         // ended: bytes of chunks that wait for their acknowledgement
+}
+
+// task is what an assignment asks for.
+type task struct {
+	kind, query       string
+	settings          map[string]string
+	limits            source.Limits
+	credentialsFollow bool
+	bundles           bool // small frames may leave together
+	chunksTell        bool // …and a first chunk without a progress that says it
+	scheme            bus.Scheme
+}
+
+func taskOf(m *runbusv1.RunnerWorkAssignment) task {
+	req := m.GetRequest()
+	return task{
+		kind: req.GetSource().GetKind(), query: req.GetQuery(), settings: req.GetSource().GetSettings(),
+		limits:            source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()},
+		credentialsFollow: m.GetCredentialsFollow(), bundles: m.GetBundles(), chunksTell: m.GetChunksTell(), scheme: bus.SchemeOf(m),
+	}
 }
 
 // workspace is what a goroutine that runs works has for what they send, one after the other: the bus has encoded a frame when it has taken it.
@@ -69,23 +91,24 @@ func (m *workspace) forget() {
 	m.response.Notices = nil
 }
 
-// now is the control plane's time, in at.
-func (w *work) now() *timestamppb.Timestamp {
-	t := w.agent.clock.now()
+// at is the control plane's time at that time here, in the workspace.
+func (w *work) at(here time.Time) *timestamppb.Timestamp {
+	t := w.agent.clock.at(here)
 	w.space.at.Seconds, w.space.at.Nanos = t.Unix(), int32(t.Nanosecond()) // below 1e9
 	return &w.space.at
 }
 
 func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) *work {
 	w := &work{
-		agent: a, id: m.GetDispatchId(), session: m.GetSession(), m: m, began: began,
-		sender: a.senders.Open(m.GetDispatchId(), m.GetSession(), m.GetReplica(), m.GetWindowBytes()),
-		tag:    tagged{a.log.Handler(), m.GetDispatchId()},
+		agent: a, id: m.GetDispatchId(), session: m.GetSession(), task: taskOf(m), began: began,
+		tag: tagged{a.log.Handler(), m.GetDispatchId()},
 	}
+	w.sender = &w.own
+	a.senders.OpenIn(w.sender, w.id, w.session, m.GetReplica(), m.GetWindowBytes())
 	w.log = slog.New(&w.tag)
-	if m.GetCredentialsFollow() {
+	if w.task.credentialsFollow {
 		w.sealed = make(chan *runbusv1.SealedCredential, 1)
-	} else if m.GetBundles() { // for `accepted` the control plane waits with the credentials
+	} else if w.task.bundles { // for `accepted` the control plane waits with the credentials
 		w.sender.Bundle()
 	}
 	if m.GetTogether() {
@@ -95,7 +118,7 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	w.span = span
 	w.sender.Trace(answers)
 	w.ctx, w.stop = context.WithCancelCause(ctx)
-	w.stream.ctx, w.stream.sender, w.stream.alarm = w.ctx, w.sender, a.works.wakeAt
+	w.stream.ctx, w.stream.sender, w.stream.alarm = w.ctx, w.sender, a.works.wakeStream
 	return w
 }
 
@@ -109,9 +132,12 @@ func (w *work) ends(left time.Duration) time.Duration {
 	return w.deadline
 }
 
+// endedAt is the uptime at which it ended.
+func (w *work) endedAt() time.Duration { return w.began.Sub(processStart) + w.ran }
+
 // kept says that the work has ended, and that its result waits for so long at most. It returns until when, as an uptime.
 func (w *work) kept(delivery time.Duration) time.Duration {
-	w.keptUntil = uptime() + delivery
+	w.keptUntil = w.endedAt() + delivery
 	return w.keptUntil
 }
 
@@ -184,6 +210,7 @@ func (w *work) do(m *workspace) {
 // refuse is the answer to an assignment that got no slot. Nothing was touched.
 func (w *work) refuse() *runbusv1.RunnerWorkResult {
 	w.log.Info("work refused", "reason", w.refused)
+	w.ran = time.Since(w.began)
 	w.stop(nil)
 	endSpan(w.span, 0, 0, w.refused)
 	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(w.refused)}}
@@ -194,27 +221,27 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
 	w.sender.OnOrphaned(w.onSilence)
 	accepted := &w.space.accepted
-	accepted.Pid, accepted.At = w.agent.pid(), w.now()
+	accepted.Pid, accepted.At = w.agent.pid(), w.at(w.began)
 	err := w.sender.Send(w.ctx, accepted)
-	if w.m.GetBundles() {
+	if w.task.bundles {
 		w.sender.Bundle()
 	}
-	w.space.digest.Scheme = bus.SchemeOf(w.m)
+	w.space.digest.Scheme = w.task.scheme
 	var response *runbusv1.RunFetchResponse
 	if err == nil {
 		response, err = w.recorded()
 	}
+	w.ran = time.Since(w.began)
 	result := &w.space.result
 	result.Started = true
 	w.stream.sumInto(result)
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
-		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", time.Since(w.began))
+		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", w.ran)
 	} else {
-		elapsed := time.Since(w.began)
 		response.Elapsed = &w.space.elapsed
-		response.Elapsed.Seconds, response.Elapsed.Nanos = int64(elapsed/time.Second), int32(elapsed%time.Second)
+		response.Elapsed.Seconds, response.Elapsed.Nanos = int64(w.ran/time.Second), int32(w.ran%time.Second)
 		w.space.outcome.Response = response
 		result.Outcome = &w.space.outcome
 	}
@@ -230,17 +257,16 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 			err = schemas.Errorf(schemas.CodeFailed, "the connector failed; the runner's log has the cause")
 		}
 	}()
-	req := w.m.GetRequest()
-	connector, err := w.agent.find(req.GetSource().GetKind())
+	connector, err := w.agent.find(w.task.kind)
 	if err != nil {
 		return nil, err
 	}
-	if err := under.Start(req.GetSource().GetSettings()); err != nil {
+	if err := under.Start(w.task.settings); err != nil {
 		return nil, err
 	}
 	stream := &w.stream
 	leaving := &outlet{stream: stream, under: under}
-	out := source.NewOutput(leaving, source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()}, w.progress)
+	out := source.NewOutput(leaving, w.task.limits, w.progress)
 	stream.counts = out
 	defer stream.end()
 	w.log.LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
@@ -248,7 +274,7 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
 	ctx, span := w.startSource(connector.Kind())
 	err = connector.Fetch(ctx, env, source.Request{
-		Settings: req.GetSource().GetSettings(), Secrets: secrets, Query: req.GetQuery(),
+		Settings: w.task.settings, Secrets: secrets, Query: w.task.query,
 	}, out)
 	err = withoutSecrets(err, secrets)
 	endSpan(span, out.Rows(), out.Bytes(), err)
@@ -285,7 +311,7 @@ func withoutSecrets(err error, secrets map[string]string) error {
 
 // secrets waits for the sealed bundle, if one follows, and opens it. caller is on whose behalf the work runs, if the bundle says.
 func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSession, err error) {
-	if !w.m.GetCredentialsFollow() {
+	if !w.task.credentialsFollow {
 		return nil, nil, nil
 	}
 	timer := time.NewTimer(w.agent.waits.credentials)
@@ -317,8 +343,11 @@ func (w *work) progress(phase runbusv1.Phase, message string, rows, bytes int64)
 	if phase == runbusv1.Phase_PHASE_DONE && message == "" || w.space == nil {
 		return // the result says it, right after; or has said it, to a connector that goes on
 	}
+	if phase == runbusv1.Phase_PHASE_STREAMING && message == "" && w.task.chunksTell && w.stream.tells() {
+		return
+	}
 	u := &w.space.update
-	u.Phase, u.Message, u.Rows, u.Bytes, u.At = phase, message, rows, bytes, w.now()
+	u.Phase, u.Message, u.Rows, u.Bytes, u.At = phase, message, rows, bytes, w.at(time.Now())
 	w.space.progress.Update = u
 	_ = w.sender.Send(w.ctx, &w.space.progress) // a lost progress is made good by the next
 }
@@ -348,7 +377,7 @@ func (w *work) logDone(r *runbusv1.RunFetchResponse) {
 		return
 	}
 	works := w.agent.works
-	if at := works.done.done(w.id, w.m.GetRequest().GetSource().GetKind(), r.GetRows(), r.GetBytes(), r.GetElapsed().AsDuration()); at > 0 {
+	if at := works.done.done(w.endedAt(), w.id, w.task.kind, r.GetRows(), r.GetBytes(), w.ran); at > 0 {
 		works.wakeAt(at)
 	}
 }

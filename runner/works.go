@@ -41,16 +41,18 @@ type works struct {
 	orphaned    int              // likewise, and their replica is silent
 	fates       fates            // of every id assigned or cancelled
 	isDrain     bool
-	isClosed    bool          // nothing is taken, nor refused
-	idleCh      chan struct{} // closed when draining and nothing runs or waits
-	alarm       *time.Timer   // for look
-	alarmAt     atomic.Int64  // uptime at which it rings; 0: it does not. Written with mu held
+	isClosed    bool                   // nothing is taken, nor refused
+	idleCh      chan struct{}          // closed when draining and nothing runs or waits
+	alarm       *time.Timer            // for look
+	wakeStream  func(at time.Duration) // wakeAt, made once
+	alarmAt     atomic.Int64           // uptime at which it rings; 0: it does not. Written with mu held
 }
 
 func newWorks(a *Agent) *works {
 	w := &works{agent: a, jobs: map[string]*work{}, idleCh: make(chan struct{})}
 	w.pool.do = (*work).do
 	w.done.log = a.log
+	w.wakeStream = w.wakeAt
 	w.alarm = time.AfterFunc(time.Hour, w.look)
 	w.alarm.Stop()
 	return w
