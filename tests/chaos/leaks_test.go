@@ -59,7 +59,7 @@ func (w *world) opsSys() *nats.Conn {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-ops-sys"), w.tls(), nats.MaxReconnects(-1))
+	nc, err := stack.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-ops-sys"), w.tls(), nats.MaxReconnects(-1))
 	if err != nil {
 		w.t.Fatalf("connect as ops-sys: %v", err)
 	}

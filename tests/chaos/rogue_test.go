@@ -57,7 +57,7 @@ func newRogue(t testing.TB, p *stack.Plane, id string) *rogue {
 	}
 	pool := x509.NewCertPool()
 	pool.AppendCertsFromPEM(pem)
-	nc, err := nats.Connect(p.NATS, nats.Secure(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool}),
+	nc, err := stack.Connect(p.NATS, nats.Secure(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool}),
 		nats.IgnoreDiscoveredServers(), nats.NoReconnect(), nats.Name(schemas.ConnectName(id, r.nonce)),
 		nats.Nkey(r.public, parsed.Key.Sign), nats.CustomInboxPrefix(schemas.InboxPrefix(r.ref)))
 	if err != nil {

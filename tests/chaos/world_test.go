@@ -196,7 +196,7 @@ func (w *world) connect(user string) *nats.Conn {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-"+user), nats.MaxReconnects(-1),
+	nc, err := stack.Connect("nats://"+w.target, nats.Nkey(public, pair.Sign), nats.Name("chaos-"+user), nats.MaxReconnects(-1),
 		w.tls(), nats.ReconnectWait(100*time.Millisecond), nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {
 		w.t.Fatalf("connect as %s: %v", user, err)
@@ -250,7 +250,7 @@ func (w *world) eavesdrop(m *member) {
 		w.t.Fatal(err)
 	}
 	ref := schemas.RunnerRef{Tenant: token.Tenant, Runner: m.id}
-	nc, err := nats.Connect("nats://"+w.target, nats.Nkey(public, token.Key.Sign), nats.Name(schemas.ConnectName(m.id, schemas.NewID())),
+	nc, err := stack.Connect("nats://"+w.target, nats.Nkey(public, token.Key.Sign), nats.Name(schemas.ConnectName(m.id, schemas.NewID())),
 		w.tls(), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)), nats.MaxReconnects(-1), nats.ReconnectWait(100*time.Millisecond), nats.IgnoreAuthErrorAbort(),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}))
 	if err != nil {

@@ -34,7 +34,7 @@ func asSEC(t *testing.T, plane *stack.Plane) natsjs.JetStream {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(plane.NATS, nats.Timeout(stack.Patience), nats.Nkey(public, key.Sign), nats.RootCAs(plane.CA))
+	nc, err := stack.Connect(plane.NATS, nats.Nkey(public, key.Sign), nats.RootCAs(plane.CA))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -50,12 +50,12 @@ func (b bench) connect(t testing.TB, options ...nats.Option) (*client, error) {
 		t.Fatalf("%s holds no certificate", b.ca)
 	}
 	c := &client{errs: make(chan error, 1024), closed: make(chan struct{})}
-	c.Conn, err = nats.Connect(b.url, append([]nats.Option{
+	c.Conn, err = stack.Connect(b.url, append([]nats.Option{
 		func(o *nats.Options) error {
 			o.Secure, o.TLSConfig = true, &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pool}
 			return nil
 		},
-		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.NoReconnect(), nats.Timeout(20 * time.Second),
+		nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(), nats.NoReconnect(),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { c.errs <- err }),
 		nats.ClosedHandler(func(*nats.Conn) { close(c.closed) }),
 	}, options...)...)
