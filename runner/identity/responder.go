@@ -140,34 +140,39 @@ func verifyControlPlane(cs tls.ConnectionState, caSHA256 [32]byte) error {
 }
 
 // Serve carries out one exchange over conn, which was accepted with the TLS of this Responder, and closes it. Nil: a certificate was
-// installed. An error says what was wrong, in words that the other side has been told too if they are ours.
+// installed. An error says what was wrong, in words that the other side has been told too if they are ours; it is in the log, once.
 func (r *Responder) Serve(ctx context.Context, conn *tls.Conn) error {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(ctx, exchangeTimeout)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = conn.Close() })()
 	if err := conn.HandshakeContext(ctx); err != nil {
-		return fmt.Errorf("handshake: %w", err)
+		return r.failed(conn, fmt.Errorf("handshake: %w", err))
 	}
 	shown := r.c.Store.Fingerprint()
 	select {
 	case r.turn <- struct{}{}:
 		defer func() { <-r.turn }()
 	case <-ctx.Done():
-		return fmt.Errorf("another enrolment or renewal is under way: %w", ctx.Err())
+		return r.failed(conn, fmt.Errorf("another enrolment or renewal is under way: %w", ctx.Err()))
 	}
-	err := r.serve(conn, shown)
-	if err == nil {
-		return nil
+	if err := r.serve(conn, shown); err != nil {
+		return r.failed(conn, err)
 	}
+	return nil
+}
+
+// failed tells the other side, and the log, why an exchange failed.
+func (r *Responder) failed(conn *tls.Conn, err error) error {
+	peer := conn.RemoteAddr().String()
 	if refused := new(link.RefusedError); errors.As(err, &refused) {
-		r.c.Log.Warn("the control plane refused", "error", refused.Why, "hint", hintOf(err))
+		r.c.Log.Warn("the control plane refused", "peer", peer, "error", refused.Why, "hint", hintOf(err))
 		return err
 	}
 	if coded := new(schemas.Error); errors.As(err, &coded) {
 		link.SayRefused(conn, err)
 	}
-	r.c.Log.Warn("an enrolment or renewal did not succeed; the control plane will try again", "error", err, "hint", hintOf(err))
+	r.c.Log.Warn("an enrolment or renewal did not succeed; the control plane will try again", "peer", peer, "error", err, "hint", hintOf(err))
 	return err
 }
 

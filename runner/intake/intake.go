@@ -41,7 +41,7 @@ type Config struct {
 	Listen string
 	// TLS is the configuration for one connection of this ALPN (link.ProtoEnrol, link.ProtoLink), or why there is none now.
 	TLS func(proto string) (*tls.Config, error)
-	// Enrol serves one enrolment after the handshake; the connection is closed when it returns.
+	// Enrol serves one enrolment after the handshake, and logs why it failed; the connection is closed when it returns.
 	Enrol func(ctx context.Context, conn *tls.Conn) error
 	// Link decides on one link after its preface; leaf is the hex SHA-256 of the certificate that this side presented. Nil: it was
 	// taken, and the connection lives on. An error refuses it.
@@ -187,7 +187,7 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 			return
 		}
 		if err := i.c.Enrol(ctx, conn); err != nil {
-			i.log(slog.LevelWarn, "an enrolment failed", "peer", peer, "error", err)
+			i.log(slog.LevelDebug, "an enrolment failed", "peer", peer, "error", err)
 		}
 		_ = conn.Close() // the peer has what was sent, or does not want it
 	case link.ProtoLink:
