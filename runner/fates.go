@@ -15,7 +15,7 @@ const (
 const (
 	seenLeast      = 16 << 10
 	seenMost       = 256 << 10
-	seenGeneration = 8 << 10 // ids that are forgotten together
+	seenGeneration = 2 << 10 // ids that are forgotten together
 )
 
 // ulid is a dispatch id as every control plane makes them. Other ids are held too, as strings, which cost more to look up and to collect.
