@@ -216,7 +216,7 @@ func (w *world) storm(seed uint64, perWave, cuts int, enough func(done, cuts int
 		}
 		v := plan(r, len(w.runners), perWave, cuts, plane)
 		w.run(v.jobs, func() { w.inflict(v.faults) })
-		w.idle(20 * time.Second)
+		w.idle(stack.Patience)
 		w.awaitAll()
 		if w.t.Failed() {
 			w.t.Logf("seed %d, wave %d: %+v", seed, n, v.faults)

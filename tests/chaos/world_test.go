@@ -323,7 +323,7 @@ func (w *world) replace(m *member) {
 		if code := before.Exit(w.t); code != exitReplaced {
 			w.broken("replaced", "a replaced process of %s ended with status %d", m.id, code)
 		}
-	case <-time.After(10 * time.Second):
+	case <-time.After(45 * time.Second):
 		w.broken("replaced", "a replaced process of %s still runs", m.id)
 	}
 }
@@ -461,7 +461,7 @@ func (w *world) quiet() {
 // that was killed: as many of those as there are slots hold new work back.
 func (w *world) free() {
 	w.t.Helper()
-	if !eventually(60*time.Second, func() bool {
+	if !eventually(2*time.Minute, func() bool {
 		var all []*job
 		for _, m := range w.runners {
 			for range w.slots {
@@ -471,14 +471,14 @@ func (w *world) free() {
 		w.run(all, nil)
 		return !slices.ContainsFunc(all, func(j *job) bool { return !j.accepted })
 	}) {
-		w.broken("slots", "not all slots can be had a minute after the last fault")
+		w.broken("slots", "not all slots can be had two minutes after the last fault")
 	}
 }
 
 // settled waits until nothing is under way, and then until no more is held than before (nil: the least of several looks).
 func (w *world) settled(before *holdings) (h holdings) {
 	w.t.Helper()
-	if !eventually(20*time.Second, func() bool {
+	if !eventually(stack.Patience, func() bool {
 		var running []struct{}
 		w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
 		return len(running) == 0
@@ -496,7 +496,7 @@ func (w *world) settled(before *holdings) (h holdings) {
 		return h
 	}
 	const spare = 12 // timers and idle HTTP connections come and go; a leak grows with the dispatches
-	if !eventually(45*time.Second, func() bool {
+	if !eventually(stack.Patience, func() bool {
 		h = w.holdings()
 		return h.goroutines <= before.goroutines+spare && h.planeFiles <= before.planeFiles+spare && h.runnerFiles <= before.runnerFiles+spare &&
 			h.connections <= before.connections && h.subscriptions <= before.subscriptions
