@@ -201,7 +201,7 @@ type RunnerLeaf struct {
 // RunnerToken is an enrolment token without the token.
 type RunnerToken struct {
 	ID        string    `json:"id"`
-	State     string    `json:"state" enum:"live,used,revoked,expired"`
+	State     string    `json:"state" enum:"live,used,revoked,expired,lost" doc:"lost: the control plane restarted before it was used, so that it can't be proven any more"`
 	CreatedAt time.Time `json:"createdAt"`
 	ExpiresAt time.Time `json:"expiresAt"`
 }
@@ -234,7 +234,7 @@ func (s *server) getRunner(ctx context.Context, in *runnerID) (*runnerDetailOutp
 	detail.Certificate, detail.Next, detail.Dial = leafOf(kept.Current), leafOf(kept.Next), &link
 	for _, t := range tokens {
 		if t.RunnerID == shown.ID {
-			detail.Tokens = append(detail.Tokens, RunnerToken{ID: t.ID, State: tokenState(t, time.Now()), CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt})
+			detail.Tokens = append(detail.Tokens, RunnerToken{ID: t.ID, State: s.tokenState(ctx, t), CreatedAt: t.CreatedAt, ExpiresAt: t.ExpiresAt})
 		}
 	}
 	return &runnerDetailOutput{detail}, nil
@@ -255,14 +255,18 @@ func leafOf(l *roster.Leaf) *RunnerLeaf {
 	return &RunnerLeaf{Fingerprint: l.Fingerprint, NotBefore: l.NotBefore, NotAfter: l.NotAfter}
 }
 
-func tokenState(t roster.Token, now time.Time) string {
+// tokenState is what has become of a token.
+func (s *server) tokenState(ctx context.Context, t roster.Token) string {
 	switch {
 	case t.UsedAt != nil:
 		return "used"
 	case t.RevokedAt != nil:
 		return "revoked"
-	case !t.Live(now):
+	case !t.Live(time.Now()):
 		return "expired"
+	}
+	if provable, err := s.Roster.Provable(ctx, t.ID); err == nil && !provable {
+		return "lost"
 	}
 	return "live"
 }
