@@ -22,7 +22,8 @@ func TestConfigFromEnv(t *testing.T) {
 		"RUNBUS_DATA_DIR": "/data", "RUNBUS_HTTP": "127.0.0.1:1", "RUNBUS_NATS": "127.0.0.1:2", "RUNBUS_WEBSOCKET": "127.0.0.1:3",
 		"RUNBUS_TLS_CERT": "c.pem", "RUNBUS_TLS_KEY": "k.pem", "RUNBUS_HOSTS": " a, b ,,", "RUNBUS_HTTP_TLS": "true", "RUNBUS_BEHIND_PROXY": "1",
 		"RUNBUS_NATS_PLAINTEXT": "true", "DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "20s", "RUNBUS_STOP_GRACE": "1m", "REQUIRE_RUNNER_ISOLATION": "true",
-		"MANAGED_RUNNER_ENDPOINT": "local", "CORE_RUNNER_DIAL_ALLOW": "10.0.0.0/8:7443", "CORE_RUNNER_DIAL_DENY": "10.9.0.0/16, *:22",
+		"MANAGED_RUNNER_ENDPOINT": "local", "MANAGED_RUNNER_POLICY": "p.yaml", "MANAGED_RUNNER_FILE_ROOTS": "/a:/b", "MANAGED_RUNNER_BINARY": "/bin/core-runner",
+		"MANAGED_RUNNER_CONCURRENCY": "2", "MANAGED_RUNNER_MAX": "3", "CORE_RUNNER_DIAL_ALLOW": "10.0.0.0/8:7443", "CORE_RUNNER_DIAL_DENY": "10.9.0.0/16, *:22",
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -31,6 +32,7 @@ func TestConfigFromEnv(t *testing.T) {
 		DataDir: "/data", HTTP: "127.0.0.1:1", NATS: "127.0.0.1:2", WebSocket: "127.0.0.1:3", CertFile: "c.pem", KeyFile: "k.pem",
 		Hosts: []string{"a", "b"}, HTTPTLS: true, BehindProxy: true, PlaintextNATS: true, DispatchTimeout: 5 * time.Second, Grace: 20 * time.Second,
 		StopGrace: time.Minute, Isolation: true, ManagedEndpoint: "local",
+		Managed: ManagedConfig{Command: []string{"/bin/core-runner", "serve"}, Policy: "p.yaml", FileRoots: []string{"/a", "/b"}, Concurrency: 2, Most: 3},
 	}
 	if len(got.DialAllow) != 1 || got.DialAllow[0].String() != "10.0.0.0/8:7443" || len(got.DialDeny) != 2 || got.DialDeny[1].String() != "*:22" {
 		t.Errorf("the rules of the dialler are %v and %v", got.DialAllow, got.DialDeny)
@@ -42,6 +44,7 @@ func TestConfigFromEnv(t *testing.T) {
 	for name, values := range map[string][]string{
 		"DISPATCH_TIMEOUT": {"10", "0s", "-1s", "soon"}, "RUNNER_GRACE": {"0"}, "RUNBUS_STOP_GRACE": {"x"},
 		"REQUIRE_RUNNER_ISOLATION": {"yes"}, "RUNBUS_HTTP_TLS": {"on"}, "RUNBUS_BEHIND_PROXY": {"2"}, "RUNBUS_NATS_PLAINTEXT": {"maybe"},
+		"MANAGED_RUNNER_CONCURRENCY": {"0", "many"}, "MANAGED_RUNNER_MAX": {"-1", "x"},
 	} {
 		for _, v := range values {
 			if _, err := ConfigFromEnv(env(map[string]string{name: v})); schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), name+" is ") {

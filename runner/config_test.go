@@ -73,6 +73,8 @@ func TestNewRefusesABadConfiguration(t *testing.T) {
 		"damaged session":    {func(c *Config) { c.Token = "rst1.x" }, "RUNNER_ENROLL_TOKEN: this is not a session token"},
 		"long id":            {func(c *Config) { c.ID = strings.Repeat("x", 65) }, "RUNNER_ID: the runner id has 65 characters"},
 		"wildcard id":        {func(c *Config) { c.ID = "a*" }, "RUNNER_ID: "},
+		"lifeline and id":    {func(c *Config) { c.Lifeline = 9 }, "RUNNER_LIFELINE is set"},
+		"lifeline of nobody": {func(c *Config) { *c = Config{Lifeline: 1 << 20, StateDir: c.StateDir} }, "RUNNER_LIFELINE: "},
 		"reserved id":        {func(c *Config) { c.ID = "console" }, `RUNNER_ID: "console" is reserved`},
 		"long name":          {func(c *Config) { c.Name = strings.Repeat("x", 129) }, "RUNNER_NAME has 129 bytes"},
 		"name with a bell":   {func(c *Config) { c.Name = "a\a" }, "RUNNER_NAME is not plain text"},

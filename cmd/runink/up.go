@@ -15,6 +15,8 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/runner/policy"
+	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -55,6 +57,9 @@ func up(c *cli.Context) error {
 		return usagef("--managed is %q: use local or none", cfg.managed)
 	}
 	if cfg.policy != "" {
+		if _, err := policy.ReadFile(cfg.policy, all.Kinds()); err != nil {
+			return usagef("--managed-policy: %v", err)
+		}
 		if cfg.policy, err = filepath.Abs(cfg.policy); err != nil {
 			return err
 		}
@@ -156,9 +161,14 @@ func whatNext(w io.Writer, s *stack) error {
 		fmt.Fprintf(&b, "         %s\n", s.endpoint.WebSocket)
 	}
 	fmt.Fprintf(&b, "  data   %s\n\nThe context \"local\" has the token of the tenant's admin. In another terminal:\n\n  %s runner list\n", s.endpoint.DataDir, runink)
-	if s.runner != nil {
-		fmt.Fprintf(&b, "  %s fetch run --runner %s --source file --set %s\n", runink, s.enrolled.RunnerID, quote("path="+s.sample()))
-	} else {
+	switch runner := s.managed; {
+	case s.runner != nil:
+		runner = s.enrolled.RunnerID
+		fallthrough
+	case runner != "":
+		fmt.Fprintf(&b, "  %s fetch run --runner %s --source file --set %s\n", runink, runner, quote("path="+s.sample()))
+	}
+	if s.runner == nil {
 		fmt.Fprintf(&b, "  %s key create edge    # its token goes into a 0600 file on the runner's host; there:\n", runink)
 		fmt.Fprintf(&b, "  RUNNER_ENROLL_ADDR=%s RUNNER_ENROLL_CA=%s RUNNER_ID=edge RUNNER_ENROLL_TOKEN_FILE=FILE %s serve\n",
 			strings.TrimPrefix(s.endpoint.NATS, "tls://"), quote(s.endpoint.CA), selfCommand("core-runner"))
