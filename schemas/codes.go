@@ -147,6 +147,16 @@ func ErrRunnerOffline(id, detail string) *Error {
 	return &Error{Code: CodeRunnerOffline, Message: fmt.Sprintf("runner %q is offline: %s", id, detail), Hint: "start the runner, or choose another one"}
 }
 
+// ErrDialledOffline is ErrRunnerOffline for a runner that the control plane dials: what is in the way is on record.
+func ErrDialledOffline(name, detail string) *Error {
+	return ErrRunnerOffline(name, detail).WithHint(fmt.Sprintf("`runink runner show %s` tells what is in the way; start the runner, or choose another one", name))
+}
+
+// ErrNotEnrolled is ErrRunnerOffline for a runner that was created and has not shown its ticket yet.
+func ErrNotEnrolled(name string) *Error {
+	return ErrRunnerOffline(name, "not enrolled yet").WithHint(fmt.Sprintf("start it on its host with its ticket (a new one: `runink runner token %s`); `runink runner show %s` tells what is in the way", name, name))
+}
+
 // ErrManagedUnreachable refuses a fetch on the managed runner, which can't be reached (SPEC D11); reason says why.
 func ErrManagedUnreachable(reason string) *Error {
 	return &Error{Code: CodeRunnerOffline, Message: "Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: " + reason, Hint: "choose a runner of your own with runnerId (--runner); `runink runner list` shows them"}

@@ -397,7 +397,12 @@ func (s *server) getRunnerHealth(ctx context.Context, in *runnerID) (*runnerHeal
 	if shown.State == registry.StateRevoked {
 		return nil, problemOf(schemas.ErrRunnerRevoked(shown.Name))
 	}
-	if !shown.Health.Connected {
+	switch {
+	case shown.State == registry.StatePending:
+		return nil, problemOf(schemas.ErrNotEnrolled(shown.Name))
+	case !shown.Health.Connected && shown.Link == registry.LinkDialled:
+		return nil, problemOf(schemas.ErrDialledOffline(shown.Name, shown.Health.Detail))
+	case !shown.Health.Connected:
 		return nil, problemOf(schemas.ErrRunnerOffline(shown.Name, shown.Health.Detail))
 	}
 	ref := schemas.RunnerRef{Tenant: p.Tenant, Runner: shown.ID}

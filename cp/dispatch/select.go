@@ -23,18 +23,21 @@ func Select(runners []registry.Candidate, name string) (registry.Candidate, erro
 	if err != nil {
 		return registry.Candidate{}, err
 	}
-	id := c.Label()
+	id, offline := c.Label(), schemas.ErrRunnerOffline
+	if c.Link == registry.LinkDialled {
+		offline = schemas.ErrDialledOffline
+	}
 	switch {
 	case c.Link == registry.LinkLocal && (c.Offline != "" || !c.Connected || c.Session == ""):
 		return c, schemas.ErrManagedUnreachable(cmp.Or(c.Offline, "not connected"))
 	case c.Revoked:
 		return c, schemas.ErrRunnerRevoked(id)
 	case c.Pending:
-		return c, schemas.ErrRunnerOffline(id, "not enrolled yet")
+		return c, schemas.ErrNotEnrolled(id)
 	case c.Offline != "":
-		return c, schemas.ErrRunnerOffline(id, c.Offline)
+		return c, offline(id, c.Offline)
 	case !c.Connected || c.Session == "":
-		return c, schemas.ErrRunnerOffline(id, "not connected")
+		return c, offline(id, "not connected")
 	case c.Draining:
 		return c, schemas.ErrRunnerOffline(id, "draining")
 	}

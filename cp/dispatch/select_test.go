@@ -1,6 +1,7 @@
 package dispatch_test
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -74,6 +75,13 @@ func TestSelect(t *testing.T) {
 				t.Errorf("Select: %s %q, want %s %q", schemas.CodeOf(err), err, c.code, c.text)
 			}
 		})
+	}
+	for name, want := range map[string]bool{"warehouse": true, "pend": true, "away": false} { // what is dialled has its last error on record
+		_, err := dispatch.Select(fleet, name)
+		var told *schemas.Error
+		if !errors.As(err, &told) || strings.Contains(told.Hint, "`runink runner show "+name+"`") != want {
+			t.Errorf("%s: the hint is %q", name, told.Hint)
+		}
 	}
 	if _, err := dispatch.Select(append(fleet, managed), "console"); schemas.CodeOf(err) != schemas.CodeRunnerOffline ||
 		err.Error() != "Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: not connected" {
