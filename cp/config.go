@@ -69,7 +69,9 @@ type Config struct {
 	Version         string
 	// Tracing makes the spans of dispatches. Nil: none are made, and a caller's trace context goes on to the runner as it came.
 	Tracing oteltrace.TracerProvider
-	Log     *slog.Logger // nil: slog.Default()
+	// Step is told of each step of the enrolments and renewals of dialled runners, for tests that end the process there. May be nil.
+	Step func(name string)
+	Log  *slog.Logger // nil: slog.Default()
 }
 
 // ConfigFromEnv reads the variables of the control plane through getenv (os.Getenv). An error says which variable is wrong.
@@ -156,6 +158,9 @@ func parseAdmins(list string) (admins []string, err error) {
 func (c *Config) prepare() error {
 	if c.Log == nil {
 		c.Log = slog.Default()
+	}
+	if c.Step == nil {
+		c.Step = func(string) {}
 	}
 	for field, fallback := range map[*string]string{
 		&c.DataDir: DefaultDataDir, &c.HTTP: DefaultHTTP, &c.NATS: DefaultNATS, &c.ManagedEndpoint: "face-runner:7102", &c.Version: "0.0.0-dev",

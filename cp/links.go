@@ -2,6 +2,7 @@ package cp
 
 import (
 	"context"
+	"net"
 	"time"
 
 	"github.com/org-runink/runbus/bus/embedded"
@@ -20,10 +21,10 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 	}
 	log := c.cfg.Log.With("part", "enrol")
 	c.tokens = enrol.NewLinkTokens(c.keys.Issuer())
-	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, Audit: c.audit, LeafLife: c.cfg.LeafLife, Log: log})
+	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, Audit: c.audit, LeafLife: c.cfg.LeafLife, Log: log, Step: c.cfg.Step})
 	c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
 		Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
-		Replica: c.replica, ServerID: c.server.ID(), Server: c.server.Dial, Exchange: enroller.Exchange, Order: c.order,
+		Replica: c.replica, ServerID: c.server.ID(), Server: c.takenLink, Exchange: enroller.Exchange, Order: c.order,
 		Handover: c.registry.Handover, Rules: c.dialRules(), Log: log,
 	})
 	if err != nil {
@@ -34,6 +35,12 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 		Enroller: enroller, Linked: c.dialler.Linked, Order: c.order, Redial: c.dialler.Redial, Log: log,
 	})
 	return nil
+}
+
+// takenLink is the server's end of a link that a runner has taken.
+func (c *ControlPlane) takenLink() (net.Conn, error) {
+	c.cfg.Step("link taken")
+	return c.server.Dial()
 }
 
 // dialRunners starts dialling, when the callout lets in who is dialled.

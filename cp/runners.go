@@ -29,7 +29,7 @@ func (c *ControlPlane) openCA(context.Context, context.Context) (err error) {
 // openRunners opens the registry of dialled runners.
 func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
 	c.roster, err = roster.New(ctx, roster.Deps{
-		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Log: c.cfg.Log.With("part", "roster"),
+		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Step: c.cfg.Step, Log: c.cfg.Log.With("part", "roster"),
 	})
 	if err != nil {
 		return err

@@ -284,6 +284,7 @@ func (x *exchange) request(mode runbusv1.EnrolMode) (*runbusv1.EnrolProof, error
 			return nil, schemas.Errorf(schemas.CodeForbidden, "the request is for another key than the one of the runner's connection")
 		}
 	}
+	x.c.Step("request heard")
 	return proof, nil
 }
 
@@ -317,6 +318,7 @@ func (x *exchange) grant(g *runbusv1.EnrolGrant) error {
 	if f.GetDone() == nil {
 		return errUnexpected("that the certificate is installed")
 	}
+	x.c.Step("installed")
 	x.c.Log.Info("a runner has its certificate", "runner", x.runner.ID, "tenant", x.runner.Tenant, "name", x.runner.Name,
 		"certificate", certificateFingerprint(g.GetCertificatePem()), "again", g.GetAgain(), "peer", x.conn.RemoteAddr().String())
 	return nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 const (
@@ -21,9 +22,9 @@ const (
 var errUnchanged = errors.New("nothing to change")
 
 // change decides one change of a tenant on the leader: decide is given the present document, once or, when another writer was
-// first, several times, and changes it or says why not. What it leaves is written if the document still is what decide saw.
-// An error of decide ends it as it is.
-func (r *Roster) change(ctx context.Context, tenant string, decide func(d *document, now time.Time) error) error {
+// first, several times, and changes it or says why not. What it leaves is written if the document still is what decide saw, and with it
+// what tell, asked after decide, says of it: the event that the audit log is owed until conclude. An error of decide ends it as it is.
+func (r *Roster) change(ctx context.Context, tenant string, tell func() *runbusv1.AuditEvent, decide func(d *document, now time.Time) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
 	turn := r.turn(tenant)
@@ -34,7 +35,7 @@ func (r *Roster) change(ctx context.Context, tenant string, decide func(d *docum
 		return unavailable(context.Cause(ctx))
 	}
 	for {
-		err := r.attempt(ctx, tenant, decide)
+		err := r.attempt(ctx, tenant, tell, decide)
 		if errors.Is(err, errUnchanged) {
 			return nil
 		}
@@ -56,7 +57,7 @@ func (r *Roster) turn(tenant string) chan struct{} {
 }
 
 // attempt is one compare-and-set; jetstream.ErrLost if another writer was first.
-func (r *Roster) attempt(ctx context.Context, tenant string, decide func(d *document, now time.Time) error) error {
+func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbusv1.AuditEvent, decide func(d *document, now time.Time) error) error {
 	row, err := r.docs.Get(ctx, tenant)
 	if err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return unavailable(err)
@@ -67,6 +68,14 @@ func (r *Roster) attempt(ctx context.Context, tenant string, decide func(d *docu
 	if err := decide(&doc, now); err != nil {
 		return err
 	}
+	step := ""
+	if tell != nil {
+		e := tell()
+		if err := doc.owe(e); err != nil {
+			return err
+		}
+		step = e.GetAction() + " decided"
+	}
 	var revision uint64
 	if row.Revision == 0 {
 		revision, err = r.docs.Create(ctx, tenant, doc)
@@ -76,6 +85,9 @@ func (r *Roster) attempt(ctx context.Context, tenant string, decide func(d *docu
 	switch {
 	case err == nil:
 		r.take(jetstream.Row[document]{Key: tenant, Value: doc, Revision: revision})
+		if step != "" {
+			r.d.Step(step)
+		}
 		return nil
 	case errors.Is(err, jetstream.ErrLost):
 		return err

@@ -84,7 +84,12 @@ func (r *Roster) Consume(ctx context.Context, c Claim) (certificatePEM []byte, a
 	if !ok {
 		return nil, false, errNoRunner(c.RunnerID)
 	}
-	err = r.change(ctx, runner.Tenant, func(d *document, now time.Time) error {
+	var won *runbusv1.AuditEvent
+	tell := func() *runbusv1.AuditEvent {
+		won = r.event(runner, "runner.enrol", nil, "token", c.TokenID, "key", c.KeySHA256, "certificate", c.Leaf.Fingerprint)
+		return won
+	}
+	err = r.change(ctx, runner.Tenant, tell, func(d *document, now time.Time) error {
 		certificatePEM, again = nil, false
 		token, runner := d.token(c.TokenID), d.runner(c.RunnerID)
 		switch {
@@ -112,22 +117,23 @@ func (r *Roster) Consume(ctx context.Context, c Claim) (certificatePEM []byte, a
 		certificatePEM = c.CertificatePEM
 		return nil
 	})
+	if err == nil && !again {
+		if err := r.conclude(ctx, won, nil); err != nil {
+			return nil, false, err
+		}
+		return certificatePEM, false, nil
+	}
 	e := r.event(runner, "runner.enrol", err, "token", c.TokenID, "key", c.KeySHA256)
 	switch {
 	case errors.Is(err, ErrTokenUsed):
 		e.Outcome, e.Details["reason"] = string(schemas.CodeForbidden), "double use: the token was used already, with another key"
-	case err == nil && again:
-		e.Details["again"] = "the same key, after its answer was lost"
 	case err == nil:
-		e.Details["certificate"] = c.Leaf.Fingerprint
+		e.Details["again"] = "the same key, after its answer was lost"
 	}
-	if recordErr := r.record(ctx, e); recordErr != nil && err == nil {
-		return nil, false, recordErr
-	}
-	if err != nil {
+	if err := r.conclude(ctx, e, err); err != nil {
 		return nil, false, err
 	}
-	return certificatePEM, again, nil
+	return certificatePEM, true, nil
 }
 
 // SetNext records the leaf that is to replace the runner's, whose fingerprint is current, in place of an earlier next one
@@ -137,7 +143,12 @@ func (r *Roster) SetNext(ctx context.Context, id, current string, next Leaf) err
 	if !ok {
 		return errNoRunner(id)
 	}
-	err := r.change(ctx, runner.Tenant, func(d *document, _ time.Time) error {
+	var e *runbusv1.AuditEvent
+	tell := func() *runbusv1.AuditEvent {
+		e = r.event(runner, "runner.certificate.next", nil, "certificate", current, "next", next.Fingerprint)
+		return e
+	}
+	err := r.change(ctx, runner.Tenant, tell, func(d *document, _ time.Time) error {
 		runner, err := d.changeable(id)
 		switch {
 		case err != nil:
@@ -150,7 +161,10 @@ func (r *Roster) SetNext(ctx context.Context, id, current string, next Leaf) err
 		runner.Next = &next
 		return nil
 	})
-	return r.conclude(ctx, r.event(runner, "runner.certificate.next", err, "certificate", current, "next", next.Fingerprint), err)
+	if err != nil {
+		e = r.event(runner, "runner.certificate.next", err, "certificate", current, "next", next.Fingerprint)
+	}
+	return r.conclude(ctx, e, err)
 }
 
 // Promote makes the next leaf, whose fingerprint it must be, the runner's only one, and returns the runner. One that is the
@@ -162,7 +176,12 @@ func (r *Roster) Promote(ctx context.Context, id, fingerprint string) (Runner, e
 	}
 	var promoted Runner
 	old := ""
-	err := r.change(ctx, before.Tenant, func(d *document, _ time.Time) error {
+	var e *runbusv1.AuditEvent
+	tell := func() *runbusv1.AuditEvent {
+		e = r.event(before, "runner.certificate.promote", nil, "certificate", fingerprint, "old", old)
+		return e
+	}
+	err := r.change(ctx, before.Tenant, tell, func(d *document, _ time.Time) error {
 		old = ""
 		runner, err := d.changeable(id)
 		switch {
@@ -184,10 +203,13 @@ func (r *Roster) Promote(ctx context.Context, id, fingerprint string) (Runner, e
 	if err == nil && old == "" {
 		return promoted, nil // promoted before, and recorded then
 	}
-	err = r.conclude(ctx, r.event(before, "runner.certificate.promote", err, "certificate", fingerprint, "old", old), err)
 	if err != nil {
+		e = r.event(before, "runner.certificate.promote", err, "certificate", fingerprint, "old", old)
+	}
+	if err := r.conclude(ctx, e, err); err != nil {
 		return Runner{}, err
 	}
+	r.d.Step("promoted")
 	return promoted, nil
 }
 
@@ -200,20 +222,4 @@ func (r *Roster) event(runner Runner, action string, err error, kv ...string) *r
 		e.Details["reason"] = err.Error()
 	}
 	return e
-}
-
-// conclude records e, of something that ended with err, and returns err or what went wrong with the record.
-func (r *Roster) conclude(ctx context.Context, e *runbusv1.AuditEvent, err error) error {
-	if recordErr := r.record(ctx, e); recordErr != nil && err == nil {
-		return recordErr
-	}
-	return err
-}
-
-func (r *Roster) record(ctx context.Context, e *runbusv1.AuditEvent) error {
-	if err := r.d.Audit.Record(ctx, e); err != nil {
-		return schemas.Wrap(schemas.CodeUnavailable, fmt.Errorf("audit %s: %w", e.GetAction(), err), "it could not be recorded in the audit log").
-			WithHint("try again when /readyz is ready")
-	}
-	return nil
 }

@@ -93,8 +93,8 @@ func (d *document) limits(now time.Time) error {
 // atMost is how long the document's JSON is at most: most are far below the limit, and to know that must not cost an encoding.
 func (d *document) atMost() int {
 	const (
-		runnerFrame, tokenFrame, leafFrame, labelFrame = 512, 512, 320, 6 // names of fields, times, ids, hashes
-		escaped                                        = 6                // bytes for one, as in \u003c
+		runnerFrame, tokenFrame, leafFrame, labelFrame, debtFrame = 512, 512, 320, 6, 64 // names of fields, times, ids, hashes
+		escaped                                                   = 6                    // bytes for one, as in \u003c
 	)
 	size := 64
 	for _, r := range d.Runners {
@@ -110,6 +110,9 @@ func (d *document) atMost() int {
 	}
 	for _, t := range d.Tokens {
 		size += tokenFrame + 2*len(t.Certificate)
+	}
+	for _, o := range d.Owed {
+		size += debtFrame + 2*len(o.Event)
 	}
 	return size
 }

@@ -5,7 +5,6 @@ import (
 	"crypto/rand"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -16,6 +15,7 @@ import (
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/internal/cloudmeta"
 	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
 // Errors of what people do: CodeUnauthorized and CodeForbidden for who may not (SPEC R6), CodeInvalid for a wrong name,
@@ -44,7 +44,7 @@ func (r *Roster) Allowed(by auth.Principal) error {
 func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner, Minted, error) {
 	var runner Runner
 	var minted Minted
-	err := r.act(ctx, by, "runner.create", s.Name, func(e event) error {
+	err := r.act(ctx, by, "runner.create", s.Name, func(e event, tell telling) error {
 		if err := validName(s.Name); err != nil {
 			return err
 		}
@@ -66,7 +66,7 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 			State: Pending, CreatedBy: by.Actor(),
 		}
 		minted, err = r.mint(ctx, id, func(token Token) error {
-			return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
+			return r.change(ctx, by.Tenant, tell, func(d *document, now time.Time) error {
 				if d.runner(s.Name) != nil {
 					return errNameTaken(s.Name)
 				}
@@ -76,10 +76,13 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 				runner.CreatedAt = now
 				d.Runners = append(d.Runners, runner)
 				d.Tokens = append(d.Tokens, token)
-				return d.limits(now)
+				if err := d.limits(now); err != nil {
+					return err
+				}
+				e["token"] = token.ID
+				return nil
 			})
 		})
-		e["token"] = minted.TokenID
 		return err
 	})
 	if err != nil {
@@ -92,11 +95,11 @@ func (r *Roster) Create(ctx context.Context, by auth.Principal, s Spec) (Runner,
 // change on a PENDING runner revokes its live token (SPEC R5).
 func (r *Roster) Edit(ctx context.Context, by auth.Principal, id string, c Change) (Runner, error) {
 	var runner Runner
-	err := r.act(ctx, by, "runner.edit", id, func(e event) error {
+	err := r.act(ctx, by, "runner.edit", id, func(e event, tell telling) error {
 		if err := r.valid(&c); err != nil {
 			return err
 		}
-		return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
+		return r.change(ctx, by.Tenant, tell, func(d *document, now time.Time) error {
 			clear(e)
 			found, err := d.changeable(id)
 			if err != nil {
@@ -191,7 +194,7 @@ func (c Change) apply(r *Runner, e event) (rescoped, changed bool) {
 func (r *Roster) Mint(ctx context.Context, by auth.Principal, id string) (Runner, Minted, error) {
 	var runner Runner
 	var minted Minted
-	err := r.act(ctx, by, "runner.token", id, func(e event) error {
+	err := r.act(ctx, by, "runner.token", id, func(e event, tell telling) error {
 		if id == schemas.ConsoleRunner {
 			return errConsole()
 		}
@@ -203,7 +206,7 @@ func (r *Roster) Mint(ctx context.Context, by auth.Principal, id string) (Runner
 			return errNoRunner(id)
 		}
 		minted, err = r.mint(ctx, found.ID, func(token Token) error {
-			return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
+			return r.change(ctx, by.Tenant, tell, func(d *document, now time.Time) error {
 				clear(e)
 				found, err := d.changeable(found.ID)
 				if err != nil {
@@ -232,8 +235,8 @@ func (r *Roster) Mint(ctx context.Context, by auth.Principal, id string) (Runner
 
 // RevokeToken ends a token that was not used. One that has ended already is no error, a used one is.
 func (r *Roster) RevokeToken(ctx context.Context, by auth.Principal, tokenID string) error {
-	return r.actOn(ctx, by, "runner.token.revoke", audit.Subject("token", tokenID), func(e event) error {
-		return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
+	return r.actOn(ctx, by, "runner.token.revoke", audit.Subject("token", tokenID), func(e event, tell telling) error {
+		return r.change(ctx, by.Tenant, tell, func(d *document, now time.Time) error {
 			clear(e)
 			token := d.token(tokenID)
 			if token == nil {
@@ -255,8 +258,8 @@ func (r *Roster) RevokeToken(ctx context.Context, by auth.Principal, tokenID str
 // Revoke ends a runner, named by id or name, and its tokens, for good. One that is revoked already is no error.
 func (r *Roster) Revoke(ctx context.Context, by auth.Principal, id string) (Runner, error) {
 	var runner Runner
-	err := r.act(ctx, by, "runner.revoke", id, func(e event) error {
-		return r.change(ctx, by.Tenant, func(d *document, now time.Time) error {
+	err := r.act(ctx, by, "runner.revoke", id, func(e event, tell telling) error {
+		return r.change(ctx, by.Tenant, tell, func(d *document, now time.Time) error {
 			clear(e)
 			found, err := d.find(id)
 			if err != nil {
@@ -278,8 +281,8 @@ func (r *Roster) Revoke(ctx context.Context, by auth.Principal, id string) (Runn
 
 // Remove forgets a REVOKED runner, named by id or name: its name and its place are free again.
 func (r *Roster) Remove(ctx context.Context, by auth.Principal, id string) error {
-	return r.act(ctx, by, "runner.remove", id, func(e event) error {
-		return r.change(ctx, by.Tenant, func(d *document, _ time.Time) error {
+	return r.act(ctx, by, "runner.remove", id, func(e event, tell telling) error {
+		return r.change(ctx, by.Tenant, tell, func(d *document, _ time.Time) error {
 			clear(e)
 			found, err := d.find(id)
 			if err != nil {
@@ -301,37 +304,46 @@ func (r *Roster) Remove(ctx context.Context, by auth.Principal, id string) error
 // event are the details of an audit event while what it tells of is decided.
 type event map[string]string
 
+// telling is asked for the event of a change when it was decided (Roster.change).
+type telling func() *runbusv1.AuditEvent
+
 // act runs do, on the runner that its caller calls id, if by may, and records what came of it: durably if it was done, else as a note.
-func (r *Roster) act(ctx context.Context, by auth.Principal, action, id string, do func(event) error) error {
+func (r *Roster) act(ctx context.Context, by auth.Principal, action, id string, do func(event, telling) error) error {
 	return r.actOn(ctx, by, action, audit.Subject("runner", id), do)
 }
 
 // actOn is act on something else than a runner, until do has found out whose it is.
-func (r *Roster) actOn(ctx context.Context, by auth.Principal, action, subject string, do func(event) error) error {
+func (r *Roster) actOn(ctx context.Context, by auth.Principal, action, subject string, do func(event, telling) error) error {
 	details := event{}
+	eventOf := func(outcome string) *runbusv1.AuditEvent {
+		about := subject
+		if runner := details["runner"]; runner != "" {
+			about = audit.Subject("runner", runner)
+		}
+		e := audit.Event(by.Actor(), action, about, outcome)
+		e.Tenant, e.Details = by.Tenant, maps.Clone(details)
+		return e
+	}
+	var done *runbusv1.AuditEvent
 	err := r.Allowed(by)
 	if err == nil {
-		err = do(details)
+		err = do(details, func() *runbusv1.AuditEvent {
+			done = eventOf("ok")
+			return done
+		})
 	}
-	if runner := details["runner"]; runner != "" {
-		subject = audit.Subject("runner", runner)
-	}
-	e := audit.Event(by.Actor(), action, subject, "ok")
-	e.Tenant, e.Details = by.Tenant, details
 	if err != nil {
 		var known *schemas.Error
 		if errors.As(err, &known) {
 			details["reason"] = known.Message
 		}
-		e.Outcome = string(schemas.CodeOf(err))
-		r.d.Audit.Note(e)
+		r.d.Audit.Note(eventOf(string(schemas.CodeOf(err))))
 		return err
 	}
-	if err := r.d.Audit.Record(ctx, e); err != nil {
-		return schemas.Wrap(schemas.CodeUnavailable, fmt.Errorf("audit %s: %w", action, err), "the change could not be recorded in the audit log").
-			WithHint("it took effect; look at its present state before you try again")
+	if done == nil { // all was as it should be
+		done = eventOf("ok")
 	}
-	return nil
+	return r.conclude(ctx, done, nil)
 }
 
 // mint makes a token, keeps its proof key, and has store write it. The proof key is first: a token that is stored can be

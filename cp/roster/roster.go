@@ -33,6 +33,9 @@ type Deps struct {
 	Admins []string
 	// Dial are where runners are dialled: an address that they refuse is not taken.
 	Dial egress.Rules
+	// Step is told when a change was decided, before the audit log has it, and when a leaf was promoted, for tests that end the
+	// process there. May be nil.
+	Step func(name string)
 	// StaleAfter is how long the view is trusted without a confirmation by the bucket's leader. Zero means 30 s.
 	StaleAfter time.Duration
 	Log        *slog.Logger     // nil: slog.Default()
@@ -63,7 +66,8 @@ type tenant struct {
 	named    map[string]string // id by name
 }
 
-// New follows the bucket and returns when its present content is in memory.
+// New follows the bucket and returns when its present content is in memory, and what a process before this one changed and did not record is in
+// the audit log, which must be running.
 func New(ctx context.Context, d Deps) (*Roster, error) {
 	if d.Store == nil || d.Audit == nil {
 		return nil, errors.New("roster: Store and Audit are required")
@@ -73,6 +77,9 @@ func New(ctx context.Context, d Deps) (*Roster, error) {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
+	if d.Step == nil {
+		d.Step = func(string) {}
+	}
 	r := &Roster{
 		d: d, docs: jetstream.TableOf[document](d.Store, jetstream.Roster), proofs: jetstream.TableOf[proof](d.Store, jetstream.Proofs),
 		tenants: map[string]*tenant{}, byID: map[string]Runner{},
@@ -81,6 +88,7 @@ func New(ctx context.Context, d Deps) (*Roster, error) {
 	if r.view, err = r.docs.Follow(ctx, r.take); err != nil {
 		return nil, fmt.Errorf("follow the registry: %w", err)
 	}
+	r.payOwed(ctx)
 	return r, nil
 }
 

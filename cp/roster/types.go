@@ -139,11 +139,12 @@ type Claim struct {
 type document struct {
 	Runners []Runner `json:"runners"`
 	Tokens  []Token  `json:"tokens"`
+	Owed    []debt   `json:"owed,omitempty"` // to the audit log
 }
 
 // clone copies d so that it can be changed without others seeing it.
 func (d document) clone() document {
-	out := document{Runners: make([]Runner, len(d.Runners)), Tokens: slices.Clone(d.Tokens)}
+	out := document{Runners: make([]Runner, len(d.Runners)), Tokens: slices.Clone(d.Tokens), Owed: slices.Clone(d.Owed)}
 	for i, r := range d.Runners {
 		out.Runners[i] = r.clone()
 	}

@@ -1,0 +1,102 @@
+package roster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/org-runink/runbus/schemas"
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// debt is an event of a change that the audit log may not have yet. It is written with the change, in the same compare-and-set, and taken
+// out when the log has it: a process that is killed in between leaves it to the next one.
+type debt struct {
+	ID    string `json:"id"`
+	Event []byte `json:"event"` // runbus.v1.AuditEvent
+}
+
+// owe adds e, with its id and time, to what is owed.
+func (d *document) owe(e *runbusv1.AuditEvent) error {
+	now := time.Now()
+	e.Id, e.At = schemas.NewULID(now), timestamppb.New(now)
+	body, err := proto.Marshal(e)
+	if err != nil {
+		return schemas.Wrap(schemas.CodeInvalid, err, "the change can't be recorded")
+	}
+	d.Owed = append(d.Owed, debt{ID: e.GetId(), Event: body})
+	return nil
+}
+
+// conclude records e, of something that ended with err, and returns err or what went wrong with the record. What was owed is paid.
+func (r *Roster) conclude(ctx context.Context, e *runbusv1.AuditEvent, err error) error {
+	if recordErr := r.d.Audit.Record(ctx, e); recordErr != nil && err == nil {
+		return schemas.Wrap(schemas.CodeUnavailable, fmt.Errorf("audit %s: %w", e.GetAction(), recordErr), "the change could not be recorded in the audit log").
+			WithHint("it took effect, and is recorded at the next start of the control plane at the latest; look at its present state before you try again")
+	}
+	if err == nil {
+		r.paid(ctx, e.GetTenant(), e.GetId())
+	}
+	return err
+}
+
+// paid takes what the audit log has out of what is owed.
+func (r *Roster) paid(ctx context.Context, tenant, id string) {
+	err := r.change(ctx, tenant, nil, func(d *document, _ time.Time) error {
+		before := len(d.Owed)
+		d.Owed = slices.DeleteFunc(d.Owed, func(o debt) bool { return o.ID == id })
+		if len(d.Owed) == before {
+			return errUnchanged
+		}
+		return nil
+	})
+	if err != nil {
+		r.d.Log.Warn("that a change was recorded could not be noted; the next start finds out", "tenant", tenant, "event", id, "error", err)
+	}
+}
+
+// payOwed records what processes before this one were killed before they had recorded. What can't be recorded now stays owed.
+func (r *Roster) payOwed(ctx context.Context) {
+	r.mu.RLock()
+	owed := map[string][]debt{}
+	for tenant, t := range r.tenants {
+		if len(t.doc.Owed) > 0 {
+			owed[tenant] = slices.Clone(t.doc.Owed)
+		}
+	}
+	r.mu.RUnlock()
+	for tenant, debts := range owed {
+		if err := r.pay(ctx, tenant, debts); err != nil {
+			r.d.Log.Error("changes of the runner registry from before this start are not in the audit log yet", "tenant", tenant, "error", err)
+		}
+	}
+}
+
+func (r *Roster) pay(ctx context.Context, tenant string, debts []debt) error {
+	last, err := r.d.Audit.List(ctx, tenant, lastEvents)
+	if err != nil {
+		return err
+	}
+	for _, o := range debts {
+		if !slices.ContainsFunc(last, func(e *runbusv1.AuditEvent) bool { return e.GetId() == o.ID }) {
+			e := new(runbusv1.AuditEvent)
+			if err := proto.Unmarshal(o.Event, e); err != nil {
+				return fmt.Errorf("event %s: %w", o.ID, err)
+			}
+			if err := r.d.Audit.Record(ctx, e); err != nil {
+				return err
+			}
+			r.d.Log.Info("a change from before this start was recorded", "tenant", tenant, "action", e.GetAction(), "subject", e.GetSubject())
+		}
+		r.paid(ctx, tenant, o.ID)
+	}
+	return nil
+}
+
+// lastEvents is how many events of a tenant are looked through for one that is owed: it is among the last, since it is owed only
+// between a change and its record.
+const lastEvents = 1000

@@ -1,0 +1,81 @@
+package roster
+
+import (
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+)
+
+// A process that is killed between a change and its record leaves the event with the change: the next one records it, once, whoever
+// made the change.
+func TestWhatAKilledProcessDidIsRecorded(t *testing.T) {
+	type death struct{}
+	die := ""
+	e := start(t, func(d *Deps) {
+		d.Step = func(step string) {
+			if step == die {
+				panic(death{})
+			}
+		}
+	})
+	killed := func(step string, do func()) {
+		t.Helper()
+		die = step
+		defer func() {
+			die = ""
+			if dead := recover(); dead != (death{}) {
+				t.Fatalf("not killed at %q: %v", step, dead)
+			}
+		}()
+		do()
+	}
+	recorded := func(action string) (n int) {
+		t.Helper()
+		events, err := e.audit.List(t.Context(), acme, 1000)
+		must(t, err)
+		for _, event := range events {
+			if event.GetAction() == action && event.GetOutcome() == "ok" {
+				n++
+			}
+		}
+		return n
+	}
+	restart := func() {
+		t.Helper()
+		e.replica(t, nil)
+		row, err := e.r.docs.Get(t.Context(), acme)
+		must(t, err)
+		if owed := row.Value.Owed; len(owed) > 0 {
+			t.Errorf("after a start %d events are still owed", len(owed))
+		}
+	}
+	killed("runner.create decided", func() { _, _, _ = e.r.Create(t.Context(), e.ada, spec("edge")) })
+	if n := recorded("runner.create"); n != 0 {
+		t.Fatalf("recorded %d times before the start", n)
+	}
+	for range 2 {
+		restart()
+		if n := recorded("runner.create"); n != 1 {
+			t.Errorf("recorded %d times", n)
+		}
+	}
+	made, _, err := e.r.Find(acme, "edge")
+	must(t, err)
+	killed("runner.revoke decided", func() { _, _ = e.r.Revoke(t.Context(), e.ada, made.ID) })
+	// This one was recorded all the same, and only that it was is not on record.
+	row, err := e.r.docs.Get(t.Context(), acme)
+	must(t, err)
+	event := new(runbusv1.AuditEvent)
+	must(t, proto.Unmarshal(row.Value.Owed[0].Event, event))
+	must(t, e.audit.Record(t.Context(), event))
+	restart()
+	if n := recorded("runner.revoke"); n != 1 {
+		t.Errorf("recorded %d times", n)
+	}
+	must(t, e.r.Remove(t.Context(), e.ada, made.ID)) // nobody was killed: nothing is left
+	if row, err = e.r.docs.Get(t.Context(), acme); err != nil || len(row.Value.Owed) > 0 || recorded("runner.remove") != 1 {
+		t.Errorf("%v, owed %v", err, row.Value.Owed)
+	}
+}

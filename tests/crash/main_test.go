@@ -1,0 +1,79 @@
+// Package crash kills a control plane, a real process, at every step of the enrolments and renewals that it carries out, and looks at
+// what the next one makes of it: exactly one valid certificate, or a word on what to do.
+package crash
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"log/slog"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"testing"
+
+	"github.com/org-runink/runbus/cp"
+	"github.com/org-runink/runbus/tests/stack"
+)
+
+// envKill has a process of this test be a control plane, whole and configured as face is, that kills itself at a step: `name`, or
+// `name#2` for its second time.
+const envKill = "RUNBUS_TEST_KILL_AT"
+
+func TestMain(m *testing.M) {
+	if at := os.Getenv(envKill); at != "" {
+		fmt.Fprintln(os.Stderr, serve(at))
+		os.Exit(1)
+	}
+	// The tests wait for the clocks of certificates most of the time, whatever the number of processors is.
+	if err := flag.Set("test.parallel", "8"); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	code := m.Run()
+	stack.Remove()
+	os.Exit(code)
+}
+
+// serve is a control plane until the step.
+func serve(at string) error {
+	name, times, _ := strings.Cut(at, "#")
+	left := new(atomic.Int64)
+	left.Store(1)
+	if times != "" {
+		n, err := strconv.ParseInt(times, 10, 64)
+		if err != nil {
+			return err
+		}
+		left.Store(n)
+	}
+	cfg, err := cp.ConfigFromEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
+	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, nil))
+	cfg.Step = func(step string) {
+		if step == name && left.Add(-1) == 0 {
+			_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
+			select {} // the signal is on its way
+		}
+	}
+	c, err := cp.Start(context.Background(), cfg)
+	if err != nil {
+		return err
+	}
+	ready, err := json.Marshal(struct {
+		Ready bool `json:"ready"`
+		cp.Endpoints
+	}{true, c.Endpoints()})
+	if err != nil {
+		return err
+	}
+	if _, err := fmt.Println(string(ready)); err != nil {
+		return err
+	}
+	return c.Wait()
+}
