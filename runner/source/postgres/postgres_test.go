@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/org-runink/runbus/runner/source"
+	"github.com/org-runink/runbus/runner/source/sourcetest"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 	"github.com/org-runink/runbus/tests/pgtest"
@@ -198,7 +199,7 @@ func TestCancel(t *testing.T) {
 				t.Errorf("the fetch ended with %v", err)
 			}
 			await(alive, "=0", nil)
-			if gone := time.Since(start); took > time.Second || gone > time.Second {
+			if gone, within := time.Since(start), sourcetest.StopWithin(); took > within || gone > within {
 				t.Errorf("the fetch ended after %s, the query after %s", took, gone)
 			}
 			address := net.JoinHostPort(shared.Host, strconv.Itoa(shared.Port))

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"net"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
@@ -38,7 +40,9 @@ func Exercise(t *testing.T, c source.Connector, f Fixture) {
 			before := goleak.IgnoreCurrent()
 			test.run(t, c, &f)
 			f.idle(t)
-			goleak.VerifyNone(t, before)
+			if err := leak.Find(before); err != nil {
+				t.Error(err)
+			}
 		})
 	}
 }
@@ -49,7 +53,7 @@ func (f *Fixture) idle(t *testing.T) {
 	if f.Idle == nil {
 		return
 	}
-	ctx, stop := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, stop := context.WithTimeout(context.Background(), patience)
 	defer stop()
 	if err := f.Idle(ctx); err != nil {
 		t.Errorf("something is left at the source: %v", err)
@@ -246,8 +250,14 @@ func readOnly(t *testing.T, c source.Connector, f *Fixture) {
 	}
 }
 
-// stopWithin is how long a connector may take to return after a cancel. SPEC D12 says a second; a loaded machine gets more.
-const stopWithin = 5 * time.Second
+// StopWithin is how long a connector may take to stop after a cancel. SPEC D12 says a second: RUNBUS_LONG holds it to that, on a
+// machine that does nothing else; a busy one gets more.
+func StopWithin() time.Duration {
+	if os.Getenv("RUNBUS_LONG") != "" {
+		return time.Second
+	}
+	return patience
+}
 
 // cancel: the end of the context ends the read soon, with an error, wherever it stands.
 func cancel(t *testing.T, c source.Connector, f *Fixture) {
@@ -320,7 +330,7 @@ func (s *stopper) check(t *testing.T, err error) {
 	switch {
 	case err == nil || at == nil:
 		t.Errorf("the fetch ended by itself: %v", err)
-	case time.Since(*at) > stopWithin:
+	case time.Since(*at) > StopWithin():
 		t.Errorf("the fetch took %s to stop", time.Since(*at))
 	}
 }

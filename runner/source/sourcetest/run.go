@@ -30,12 +30,12 @@ type network struct {
 	closed chan struct{} // told of each close, as far as somebody waits
 }
 
-// closing is how long after a fetch its connections may take to close: net/http closes them behind its caller's back.
-const closing = 5 * time.Second
+// patience bounds every wait for an event: it is only used up by what fails.
+const patience = time.Minute
 
-// wait returns the number of connections that stay open.
+// wait returns the number of connections that stay open. A fetch may end before them: net/http closes them behind its caller's back.
 func (n *network) wait() int64 {
-	late := time.NewTimer(closing)
+	late := time.NewTimer(patience)
 	defer late.Stop()
 	for n.open.Load() != 0 {
 		select {
