@@ -168,6 +168,34 @@ func TestTwoWritersOneChain(t *testing.T) {
 	}
 }
 
+// An event is found by its id and time however many came after it, and one that is not there is not, without reading all.
+func TestAnEventIsFoundAgain(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	run(t, l)
+	has := func(id string, at time.Time, want bool) {
+		t.Helper()
+		if got, err := l.Has(ctx, id, at); err != nil || got != want {
+			t.Errorf("the log has %s: %v, %v", id, got, err)
+		}
+	}
+	has(schemas.NewULID(time.Now()), time.Now(), false)
+	first := event("acme", "key:first")
+	if err := l.Record(ctx, first); err != nil {
+		t.Fatal(err)
+	}
+	for i := range listWindow + 5 { // each a batch of its own
+		if err := l.Record(ctx, event("other", fmt.Sprintf("key:%d", i))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has(first.GetId(), first.GetAt().AsTime(), true)
+	has(schemas.NewULID(time.Now()), time.Now(), false)
+	has(first.GetId(), time.Now().Add(time.Hour), false) // nothing of that time is there: the search ends at once
+}
+
 func TestListIsOfOneTenant(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -35,29 +36,61 @@ func (l *Log) List(ctx context.Context, tenant string, limit int) ([]*runbusv1.A
 	var found []*runbusv1.AuditEvent
 	for to := last; to > 0 && len(found) < limit; to -= min(to, listWindow) {
 		var window []*runbusv1.AuditEvent
-		from := to - min(to, listWindow) + 1
-		err := l.store.ReadAudit(ctx, from, func(seq uint64, body []byte) error {
-			if seq > to {
-				return errEnough
+		err := l.readTo(ctx, to, func(e *runbusv1.AuditEvent) {
+			if e.GetTenant() == tenant {
+				window = append(window, e)
 			}
-			batch, err := decodeBatch(body)
-			if err != nil {
-				l.log.Error("a damaged audit batch is left out", "number", seq, "error", err)
-				return nil
-			}
-			for _, e := range batch.GetEvents() {
-				if e.GetTenant() == tenant {
-					window = append(window, e)
-				}
-			}
-			return nil
 		})
-		if err != nil && !errors.Is(err, errEnough) {
-			return nil, unreadable(err)
+		if err != nil {
+			return nil, err
 		}
 		found = slices.Concat(window, found)
 	}
 	return found[max(0, len(found)-limit):], nil
+}
+
+// Has reports whether the log has the event of this id, which happened at that time. It reads backwards as far as that takes.
+func (l *Log) Has(ctx context.Context, id string, at time.Time) (bool, error) {
+	last, _, err := l.store.LastAudit(ctx)
+	if err != nil {
+		return false, unreadable(err)
+	}
+	for to := last; to > 0; to -= min(to, listWindow) {
+		found, older := false, true
+		err := l.readTo(ctx, to, func(e *runbusv1.AuditEvent) {
+			found = found || e.GetId() == id
+			older = older && e.GetAt().AsTime().Before(at.Add(-hasSlack))
+		})
+		if err != nil || found || older {
+			return found, err
+		}
+	}
+	return false, nil
+}
+
+// hasSlack is more than events of one time are apart in the log.
+const hasSlack = time.Minute
+
+// readTo gives each the events of the last listWindow batches up to that number, oldest first.
+func (l *Log) readTo(ctx context.Context, to uint64, each func(*runbusv1.AuditEvent)) error {
+	err := l.store.ReadAudit(ctx, to-min(to, listWindow)+1, func(seq uint64, body []byte) error {
+		if seq > to {
+			return errEnough
+		}
+		batch, err := decodeBatch(body)
+		if err != nil {
+			l.log.Error("a damaged audit batch is left out", "number", seq, "error", err)
+			return nil
+		}
+		for _, e := range batch.GetEvents() {
+			each(e)
+		}
+		return nil
+	})
+	if err != nil && !errors.Is(err, errEnough) {
+		return unreadable(err)
+	}
+	return nil
 }
 
 var errEnough = errors.New("enough is read")

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/jetstream"
@@ -27,11 +29,14 @@ var errUnchanged = errors.New("nothing to change")
 func (r *Roster) change(ctx context.Context, tenant string, tell func() *runbusv1.AuditEvent, decide func(d *document, now time.Time) error) error {
 	ctx, cancel := context.WithTimeout(ctx, changeTimeout)
 	defer cancel()
-	turn := r.turn(tenant)
+	w := r.writers(tenant)
+	w.waiting.Add(1)
 	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
+	case w.turn <- struct{}{}:
+		w.waiting.Add(-1)
+		defer func() { <-w.turn }()
 	case <-ctx.Done():
+		w.waiting.Add(-1)
 		return unavailable(context.Cause(ctx))
 	}
 	for {
@@ -50,10 +55,16 @@ func (r *Roster) change(ctx context.Context, tenant string, tell func() *runbusv
 	}
 }
 
-// turn is what the writers of one tenant in this process take turns by.
-func (r *Roster) turn(tenant string) chan struct{} {
-	turn, _ := r.writing.LoadOrStore(tenant, make(chan struct{}, 1))
-	return turn.(chan struct{}) //nolint:forcetypeassert // nothing else is stored
+// writers are those of one tenant in this process.
+type writers struct {
+	turn     chan struct{} // of size 1
+	waiting  atomic.Int64  // for their turn
+	recorded sync.Map      // ids of events that are in the audit log, and may still stand among those that are owed
+}
+
+func (r *Roster) writers(tenant string) *writers {
+	w, _ := r.writing.LoadOrStore(tenant, &writers{turn: make(chan struct{}, 1)})
+	return w.(*writers) //nolint:forcetypeassert // nothing else is stored
 }
 
 // attempt is one compare-and-set; jetstream.ErrLost if another writer was first.
@@ -70,6 +81,7 @@ func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbus
 	}
 	step := ""
 	if tell != nil {
+		r.writers(tenant).forget(&doc)
 		e := tell()
 		if err := doc.owe(e); err != nil {
 			return err
@@ -85,6 +97,7 @@ func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbus
 	switch {
 	case err == nil:
 		r.take(jetstream.Row[document]{Key: tenant, Value: doc, Revision: revision})
+		r.writers(tenant).written(&doc)
 		if step != "" {
 			r.d.Step(step)
 		}

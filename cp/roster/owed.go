@@ -14,7 +14,7 @@ import (
 )
 
 // debt is an event of a change that the audit log may not have yet. It is written with the change, in the same compare-and-set, and taken
-// out when the log has it: a process that is killed in between leaves it to the next one.
+// out when the log has it, by the next change if one waits: a process that is killed in between leaves it to the next one.
 type debt struct {
 	ID    string `json:"id"`
 	Event []byte `json:"event"` // runbus.v1.AuditEvent
@@ -44,12 +44,15 @@ func (r *Roster) conclude(ctx context.Context, e *runbusv1.AuditEvent, err error
 	return err
 }
 
-// paid takes what the audit log has out of what is owed.
+// paid takes what the audit log has out of what is owed. If writers wait, the next one does.
 func (r *Roster) paid(ctx context.Context, tenant, id string) {
+	w := r.writers(tenant)
+	w.recorded.Store(id, true)
+	if w.waiting.Load() > 0 {
+		return
+	}
 	err := r.change(ctx, tenant, nil, func(d *document, _ time.Time) error {
-		before := len(d.Owed)
-		d.Owed = slices.DeleteFunc(d.Owed, func(o debt) bool { return o.ID == id })
-		if len(d.Owed) == before {
+		if w.forget(d) == 0 {
 			return errUnchanged
 		}
 		return nil
@@ -57,6 +60,28 @@ func (r *Roster) paid(ctx context.Context, tenant, id string) {
 	if err != nil {
 		r.d.Log.Warn("that a change was recorded could not be noted; the next start finds out", "tenant", tenant, "event", id, "error", err)
 	}
+}
+
+// forget takes what was recorded out of what d owes, and returns how much.
+func (w *writers) forget(d *document) (n int) {
+	d.Owed = slices.DeleteFunc(d.Owed, func(o debt) bool {
+		_, recorded := w.recorded.Load(o.ID)
+		if recorded {
+			n++
+		}
+		return recorded
+	})
+	return n
+}
+
+// written takes note that d is what stands: what it does not owe need not be remembered.
+func (w *writers) written(d *document) {
+	w.recorded.Range(func(id, _ any) bool {
+		if !slices.ContainsFunc(d.Owed, func(o debt) bool { return o.ID == id }) {
+			w.recorded.Delete(id)
+		}
+		return true
+	})
 }
 
 // payOwed records what processes before this one were killed before they had recorded. What can't be recorded now stays owed.
@@ -77,16 +102,16 @@ func (r *Roster) payOwed(ctx context.Context) {
 }
 
 func (r *Roster) pay(ctx context.Context, tenant string, debts []debt) error {
-	last, err := r.d.Audit.List(ctx, tenant, lastEvents)
-	if err != nil {
-		return err
-	}
 	for _, o := range debts {
-		if !slices.ContainsFunc(last, func(e *runbusv1.AuditEvent) bool { return e.GetId() == o.ID }) {
-			e := new(runbusv1.AuditEvent)
-			if err := proto.Unmarshal(o.Event, e); err != nil {
-				return fmt.Errorf("event %s: %w", o.ID, err)
-			}
+		e := new(runbusv1.AuditEvent)
+		if err := proto.Unmarshal(o.Event, e); err != nil {
+			return fmt.Errorf("event %s: %w", o.ID, err)
+		}
+		has, err := r.d.Audit.Has(ctx, o.ID, e.GetAt().AsTime())
+		if err != nil {
+			return err
+		}
+		if !has {
 			if err := r.d.Audit.Record(ctx, e); err != nil {
 				return err
 			}
@@ -96,7 +121,3 @@ func (r *Roster) pay(ctx context.Context, tenant string, debts []debt) error {
 	}
 	return nil
 }
-
-// lastEvents is how many events of a tenant are looked through for one that is owed: it is among the last, since it is owed only
-// between a change and its record.
-const lastEvents = 1000

@@ -78,4 +78,9 @@ func TestWhatAKilledProcessDidIsRecorded(t *testing.T) {
 	if row, err = e.r.docs.Get(t.Context(), acme); err != nil || len(row.Value.Owed) > 0 || recorded("runner.remove") != 1 {
 		t.Errorf("%v, owed %v", err, row.Value.Owed)
 	}
+	left := 0
+	e.r.writers(acme).recorded.Range(func(any, any) bool { left++; return true })
+	if left > 0 {
+		t.Errorf("%d events are remembered for nothing", left)
+	}
 }

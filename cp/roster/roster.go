@@ -49,7 +49,7 @@ type Roster struct {
 	proofs *jetstream.Table[proof]
 	view   *jetstream.View[document]
 
-	writing sync.Map // tenant → chan struct{} of size 1: writers of this process take turns
+	writing sync.Map // tenant → *writers, who take turns
 
 	telling sync.Mutex // held while one change is taken in and told, so that all hear of changes in their order
 
