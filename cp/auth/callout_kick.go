@@ -24,7 +24,7 @@ const (
 	// it in.
 	unknownGrace = time.Minute
 	sysTimeout   = 2 * time.Second
-	connzPage    = 1024
+	connzPage    = 8192 // connections an answer: the server goes through all of them for each page
 )
 
 // link is one connection: a server never uses a client id twice.

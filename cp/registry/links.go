@@ -21,7 +21,7 @@ const (
 )
 
 const (
-	scanPage    = 512                    // connections an answer
+	scanPage    = 8192                   // connections an answer: a server goes through all of them for each page
 	scanFirst   = 2 * time.Second        // wait for the first server
 	scanQuick   = 20 * time.Millisecond  // wait for one more, at the start
 	scanFull    = 300 * time.Millisecond // wait for one more, later
