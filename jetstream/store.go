@@ -63,6 +63,9 @@ func (o *Options) defaults() error {
 // askTimeout bounds one request to the server: longer than any answer of a leader, shorter than what a caller waits.
 const askTimeout = 2 * time.Second
 
+// openTimeout bounds what Open asks about one stream: to make it takes several writes to a disk that may be busy.
+const openTimeout = 15 * time.Second
+
 // Store is the open set of buckets and streams. It is safe for concurrent use.
 type Store struct {
 	o    Options
@@ -98,7 +101,9 @@ func Open(ctx context.Context, sec *nats.Conn, o Options) (*Store, error) {
 		look: make(chan struct{}, 1),
 	}
 	for _, d := range definitions(o) {
-		st, created, err := ensure(ctx, js, d, !d.security || o.Fresh || d.since > o.Format)
+		ask, cancel := context.WithTimeout(ctx, openTimeout)
+		st, created, err := ensure(ask, js, d, !d.security || o.Fresh || d.since > o.Format)
+		cancel()
 		if err != nil {
 			return nil, err
 		}
