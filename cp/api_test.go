@@ -47,7 +47,7 @@ func newScene(t *testing.T) *scene {
 
 func newSceneWith(t *testing.T, change func(*cp.Config)) *scene {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	config := cp.Config{
 		DataDir: filepath.Join(t.TempDir(), "data"), HTTP: "127.0.0.1:0", NATS: "127.0.0.1:0", StopGrace: time.Second,

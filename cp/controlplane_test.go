@@ -24,7 +24,7 @@ func TestMain(m *testing.M) {
 	leak.Main(m, goleak.IgnoreTopFunction("github.com/nats-io/nats-server/v2/server.(*stream).setupMirrorConsumer.func3"))
 }
 
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // testConfig is a control plane on free ports in dir.
 func testConfig(t *testing.T, dir string) Config {
