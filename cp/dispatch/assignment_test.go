@@ -31,10 +31,10 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 			return time.Unix(rapid.Int64Range(0, 1<<34).Draw(t, name), rapid.Int64Range(0, 999_999_999).Draw(t, name+"ns"))
 		}
 		acceptBy, deadline := at("accept"), at("deadline")
-		r := &run{
+		r := &run{facts: facts{
 			id: text.Draw(t, "id"), runner: registry.Candidate{Session: text.Draw(t, "session")}, replica: text.Draw(t, "replica"),
 			fetch: fetch, size: proto.Size(fetch), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
-		}
+		}}
 		window := number.Draw(t, "window")
 		body, err := r.assignment(acceptBy, window)
 		if err != nil {

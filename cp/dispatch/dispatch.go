@@ -69,6 +69,7 @@ type Dispatcher struct {
 	busy      chan struct{} // room for one: mind has something to do
 	closing   chan struct{} // closed to end mind
 	minded    chan struct{} // closed when mind has ended
+	memory    sync.Pool     // of runs that have ended
 
 	mu      sync.Mutex
 	closed  bool
@@ -109,6 +110,7 @@ func New(d Deps) (*Dispatcher, error) {
 		busy: make(chan struct{}, 1), closing: make(chan struct{}), minded: make(chan struct{}),
 		running: make(map[string]*run), idle: make(chan struct{}),
 	}
+	x.memory.New = newMemory
 	x.ticks.Store(1)
 	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
 		return nil, errors.Join(err, receivers.Close())
@@ -134,8 +136,8 @@ func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {
 		return errMayNotFetch("cancel a fetch")
 	}
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	r := d.running[dispatchID]
-	d.mu.Unlock()
 	if r == nil || r.caller.Tenant != by.Tenant {
 		return schemas.Errorf(schemas.CodeNotFound, "no such fetch is running").WithHint("it may have ended already")
 	}
@@ -223,6 +225,9 @@ func (d *Dispatcher) leave(r *run) {
 	d.metrics.inFlight.Dec()
 	if d.closed && len(d.running) == 0 {
 		close(d.idle)
+	}
+	if r.completed {
+		d.recycle(r)
 	}
 }
 

@@ -79,6 +79,7 @@ func (r *run) returned() *ending {
 	if r.calling.Swap(0) != guarded {
 		return nil
 	}
+	r.hadGuard = true
 	close(r.guard.over)
 	return <-r.guard.verdict
 }

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -132,7 +133,8 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 			Code: runbusv1.NoticeCode_NOTICE_CODE_RUNNER_ISOLATION, Message: o.Err.Message,
 		})
 	}
-	o.Phases = run.phases // nothing is added any more
+	o.Phases = slices.Clone(run.phases) // nothing is added any more
+	run.completed = end.code == OutcomeCompleted
 	run.conclude(o)
 	d.record(run, o)
 	d.metrics.count(run, o)

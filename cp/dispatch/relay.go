@@ -30,13 +30,15 @@ type arrival struct {
 func (d *Dispatcher) open(ctx context.Context, run *run) {
 	ref, session := run.runner.Ref, run.runner.Session
 	run.gone, run.sum.Scheme = ctx.Done(), run.runner.Can.Scheme()
-	run.stream.receiver = d.receivers.Open(ref, session, run.id, window)
-	run.waits.Store(run.stream.receiver)
-	d.d.Registry.WatchLoss(&run.watch, ref, session, run.stream.receiver.Nudge)
+	run.stream.receiver = &run.receiver
+	d.receivers.OpenAt(&run.receiver, ref, session, run.id, window)
+	run.open.Store(true)
+	d.d.Registry.WatchLoss(&run.watch, ref, session, run.nudge)
 }
 
 // shut ends what open began.
 func (d *Dispatcher) shut(run *run) {
+	run.open.Store(false)
 	run.wakeAt.Store(0)
 	d.d.Registry.Forget(&run.watch)
 	run.stream.receiver.Close()

@@ -23,9 +23,28 @@ const (
 	maxSecrets = 256 << 10 // names and values
 )
 
-// run is one dispatch from its begin to its end. What is not marked otherwise belongs to the goroutine of Fetch, or to the guard
-// that acts for it while it is in a call of the sink.
+// run is one dispatch from its begin to its end. Its memory is another's afterwards, if all went well: then nobody holds it any more who
+// might still act (recycle). What is not marked otherwise belongs to the goroutine of Fetch, or to the guard that acts for it while it
+// is in a call of the sink.
 type run struct {
+	facts
+
+	receiver bus.Receiver // of stream
+	nudge    func()       // receiver.Nudge
+	watch    registry.Watch
+
+	asked   atomic.Bool  // Cancel or Close asks it to stop
+	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
+	wakeAt  atomic.Int64 // time at which it is to be woken: due or lingers; 0 for none
+	calling atomic.Int64 // see called
+	guard   guard
+
+	mu    sync.Mutex // guards what Running and the timeline show; and all facts, when they are another's
+	steps [8]PhaseAt // memory for phases: those of a fetch without credentials
+}
+
+// facts are what a run begins with anew.
+type facts struct {
 	id       string
 	subject  string // of audit events: `dispatch:` and the id
 	caller   auth.Principal
@@ -46,47 +65,61 @@ type run struct {
 	runner          registry.Candidate // set once selected; Ref.Runner is empty before
 	accepted        bool
 	streaming       bool // the caller was told that rows come
+	completed       bool
 	credentialsRead bool
 	trace           bus.Trace   // of what is sent for the run
 	live            *trace.Live // its timeline
 	why             string      // for the timeline: what a run that did not get on waited for
 
-	stream stream
-	watch  registry.Watch
-	sum    bus.Digest      // over the chunks that were relayed
-	gone   <-chan struct{} // closed when the caller has gone
+	stream   stream
+	sum      bus.Digest      // over the chunks that were relayed
+	gone     <-chan struct{} // closed when the caller has gone
+	hadGuard bool            // a call of the sink had one
 
 	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end
 	lingers int64 // time at which a lost runner's last words are no longer waited for; 0 while it isn't lost
 
-	asked   atomic.Bool                  // Cancel or Close asks it to stop
-	waits   atomic.Pointer[bus.Receiver] // where it waits; nil before
-	wakeAt  atomic.Int64                 // time at which it is to be woken: due or lingers; 0 for none
-	calling atomic.Int64                 // see call
-	guard   guard
-
-	mu          sync.Mutex // guards what Running and the timeline show
+	// Guarded by mu.
 	span        oteltrace.Span
 	pid         int64     // of the process that accepted
 	lastRow     time.Time // when the last rows came
 	phases      []PhaseAt
 	ended       time.Time
 	rows, bytes int64
-
-	steps [8]PhaseAt // memory for phases: those of a fetch without credentials
 }
 
 const subjectPrefix = "dispatch:"
+
+// newMemory is memory of a run that is nobody's.
+func newMemory() any {
+	r := &run{}
+	r.nudge = r.receiver.Nudge
+	return r
+}
+
+// recycle gives the memory of a run to others. One that was cancelled, or went wrong, may still be in somebody's hands: that of one
+// which completed is not, since its assignment was written before its result came, its watch has ended, and who found it among the running
+// ones had the lock that leave takes. Recorder and stream keep it, but take its lock, and know when it is another's.
+func (d *Dispatcher) recycle(r *run) {
+	if !r.asked.Load() && !r.hadGuard {
+		r.guard.sink = nil
+		d.memory.Put(r)
+	}
+}
 
 // newRun checks a request and gives it its id, limits and deadline. Nothing has been touched when it returns an error; the run
 // is there all the same, for the record.
 func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 	now := d.d.Now()
-	r := &run{
+	r, _ := d.memory.Get().(*run)
+	r.asked.Store(false)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.facts = facts{
 		caller: req.Caller, actor: req.Caller.Actor(), named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
 		began: now, replica: d.Replica(), here: d.here, now: d.d.Now,
 	}
-	r.phases = r.steps[:0]
+	r.phases = append(r.steps[:0], PhaseAt{Phase: PhaseQueued, At: now, By: d.here})
 	if r.timeout == 0 || r.timeout > d.d.Timeout {
 		r.timeout = d.d.Timeout
 	}
@@ -98,7 +131,6 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 		r.name("")
 		err = schemas.Errorf(schemas.CodeInvalid, "the dispatch id is not a ULID")
 	}
-	r.reach(PhaseQueued, r.here, now)
 	switch {
 	case err != nil:
 		return r, err
@@ -177,8 +209,8 @@ func (r *run) cancel() {
 
 // wake has the run look at everything again, if it waits. It may be called from any goroutine.
 func (r *run) wake() {
-	if at := r.waits.Load(); at != nil {
-		at.Nudge()
+	if r.open.Load() {
+		r.nudge()
 	}
 }
 

@@ -9,8 +9,8 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// Watch watches one process for one dispatch. It belongs to who watches, so that watching makes no object; the zero value is ready
-// for WatchLoss, and may not be copied or used again.
+// Watch watches one process for one dispatch. It belongs to who watches, so that watching makes no object. The zero value, and one that
+// Forget has ended, is ready for WatchLoss; it may not be copied.
 type Watch struct {
 	lost atomic.Pointer[string]
 	wake func()
@@ -38,7 +38,8 @@ func (r *Registry) WatchLoss(w *Watch, ref schemas.RunnerRef, session string, wa
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rn := r.runner(ref)
-	w.of, w.session, w.wake = rn, session, wake
+	w.of, w.session, w.nonce, w.wake, w.over = rn, session, "", wake, false
+	w.lost.Store(nil)
 	if rn.rec.Session == session {
 		w.nonce = rn.rec.ProcessNonce
 	}

@@ -94,8 +94,8 @@ func New(d Deps) (*Recorder, error) {
 	return r, err
 }
 
-// Begin records a dispatch that runs here. snapshot gives its timeline; it is called from any goroutine, until End. A nil Recorder returns
-// a nil Live, as does a dispatch of no tenant, or of an id that runs already.
+// Begin records a dispatch that runs here. snapshot gives its timeline; it is called from any goroutine, and what it gives after End is
+// not looked at. A nil Recorder returns a nil Live, as does a dispatch of no tenant, or of an id that runs already.
 func (r *Recorder) Begin(tenant, id string, began time.Time, snapshot func() Timeline) *Live {
 	if r == nil || tenant == "" {
 		return nil
@@ -173,6 +173,9 @@ func (l *Live) Snapshot() (Timeline, <-chan struct{}) {
 		return *final, changed
 	}
 	t := snapshot() // it takes a lock of its own
+	if final := l.ended(); final != nil {
+		return *final, changed // what was told may be of another dispatch
+	}
 	t.State = StateRunning
 	return t, changed
 }
