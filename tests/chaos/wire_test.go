@@ -144,7 +144,7 @@ func (s *webSocket) Read(p []byte) (int, error) {
 			if _, err := io.ReadFull(s.frames, long[:]); err != nil {
 				return 0, err
 			}
-			s.left = int(binary.BigEndian.Uint64(long[:])) //nolint:gosec // of a frame of our own programs
+			s.left = int(binary.BigEndian.Uint64(long[:]))
 		}
 		if s.client {
 			if _, err := io.ReadFull(s.frames, s.key[:]); err != nil {

@@ -72,7 +72,7 @@ func serve(at string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := fmt.Println(string(ready)); err != nil {
+	if _, err := os.Stdout.Write(append(ready, '\n')); err != nil {
 		return err
 	}
 	return c.Wait()
