@@ -125,7 +125,7 @@ func TestDoctorFindsNothing(t *testing.T) {
 func TestDoctorFinds(t *testing.T) {
 	cp, open := newControlPlane(t, named(t)), newControlPlane(t, plaintext)
 	late := newControlPlane(t)
-	late.ahead = time.Hour
+	late.ahead = time.Hour + 30*time.Second // a slow answer may add seconds, or take them off
 	aged := newControlPlane(t)
 	aged.ahead = 360 * 24 * time.Hour
 	other := bustest.Start(t)
@@ -217,8 +217,8 @@ func TestDoctorFinds(t *testing.T) {
 		}, "token", CheckFail, "no control plane answers hellos", "is a control plane running"},
 		"its clock": {func(c *Config, _ *DoctorOptions) {
 			c.Addrs, c.CA, c.Token = []string{late.Addr()}, late.CAFile, late.token
-		}, "clock", CheckFail, "1h0m0s behind", "NTP"},
-		"this clock":        {clock(30 * time.Second), "clock", CheckWarn, "30s ahead of", "NTP"},
+		}, "clock", CheckFail, "1h0m…s behind", "NTP"},
+		"this clock":        {clock(30 * time.Second), "clock", CheckWarn, "s ahead of", "NTP"},
 		"permissions":       {bare(lenient), "permissions", CheckFail, "this runner may publish to another runner's subject", "not in force"},
 		"payload":           {bare(small), "payload", CheckFail, "65536 bytes at most; results need 1048576", "max_payload: 1MB"},
 		"state is a file":   {state(func(_ string, c *Config) { c.StateDir = write(filepath.Join(t.TempDir(), "file"), "") }), "state", CheckFail, "is not a folder", "CORE_RUNNER_STATE_DIR"},
@@ -235,7 +235,8 @@ func TestDoctorFinds(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			d := cp.examine(t, c.change)
 			got := d.only(t, c.check)
-			if got.Verdict != c.verdict || !strings.Contains(got.Saw, c.saw) || !strings.Contains(got.Todo, c.todo) {
+			begins, ends, _ := strings.Cut(c.saw, "…")
+			if got.Verdict != c.verdict || !strings.Contains(got.Saw, begins) || !strings.Contains(got.Saw, ends) || !strings.Contains(got.Todo, c.todo) {
 				t.Errorf("%+v, want %s, %q, %q", got, c.verdict, c.saw, c.todo)
 			}
 			if c.verdict == CheckFail != (d.Verdict == CheckFail) || d.Verdict == CheckOK {

@@ -16,7 +16,7 @@ func TestAnExpiredKeyEndsItsRunner(t *testing.T) {
 	s := rt.Start(t, nil)
 	_, token, err := s.Auth.MintKey(t.Context(), s.Admin, "edge")
 	rt.Must(t, err)
-	s.Clock.Advance(366 * 24 * time.Hour)
+	s.Clock.Advance(366*24*time.Hour + 30*time.Second) // and half a minute, that a slow answer may add to or take off
 	cfg := agent.Config{Addrs: []string{s.URL()}, Token: token, ID: "edge-1", TLS: true, CA: s.CAFile, StateDir: t.TempDir(), Log: s.Log}
 
 	found := map[string]agent.Check{}
@@ -24,7 +24,7 @@ func TestAnExpiredKeyEndsItsRunner(t *testing.T) {
 	if c := found["token"]; d.Verdict != agent.CheckFail || c.Verdict != agent.CheckFail || !strings.Contains(c.Saw, `the service-account key "sa-edge" has expired`) {
 		t.Errorf("token: %+v", c)
 	}
-	if c := found["clock"]; c.Verdict != agent.CheckFail || !strings.Contains(c.Saw, "8784h0m0s behind") {
+	if c := found["clock"]; c.Verdict != agent.CheckFail || !strings.Contains(c.Saw, "8784h0m") || !strings.Contains(c.Saw, "s behind") {
 		t.Errorf("clock: %+v", c)
 	}
 
