@@ -58,7 +58,7 @@ func tenantCommand() *cli.Command {
 			if err := get(c, operatorServer, "/api/tenants", &rows); err != nil {
 				return err
 			}
-			return show(c, rows, []string{"NAME", "CREATED"}, func(t tenant) []any { return []any{t.Name, t.CreatedAt.Format(time.DateTime)} })
+			return show(c, rows, []string{"NAME", "CREATED"}, func(t tenant) []any { return []any{t.Name, stamp(t.CreatedAt)} })
 		}),
 	)
 }
@@ -102,7 +102,7 @@ func userCommand() *cli.Command {
 				return err
 			}
 			return show(c, rows, []string{"NAME", "ROLE", "CREATED"}, func(p person) []any {
-				return []any{p.Name, p.Role, p.CreatedAt.Format(time.DateTime)}
+				return []any{p.Name, p.Role, stamp(p.CreatedAt)}
 			})
 		}),
 		remote("renew", "end a person's sessions and print a new session token", "NAME", []cli.Flag{saveFlag()}, func(c *cli.Context) error {
@@ -174,7 +174,7 @@ func keyCommand() *cli.Command {
 				return err
 			}
 			return say(c, made, "key %s is valid until %s. Its token, for RUNNER_ENROLL_TOKEN:\n\n%s\n\nIt is shown this once and not stored.",
-				made.ID, made.ExpiresAt.Format(time.DateOnly), made.Token)
+				made.ID, stamp(made.ExpiresAt), made.Token)
 		}),
 		remote("list", "list the keys", "", nil, func(c *cli.Context) error {
 			var rows []serviceKey
@@ -182,7 +182,7 @@ func keyCommand() *cli.Command {
 				return err
 			}
 			return show(c, rows, []string{"ID", "STATE", "CREATED", "BY", "EXPIRES", "PUBLIC KEY"}, func(k serviceKey) []any {
-				return []any{k.ID, k.state(time.Now()), k.CreatedAt.Format(time.DateTime), k.CreatedBy, k.ExpiresAt.Format(time.DateOnly), k.PublicKey}
+				return []any{k.ID, k.state(time.Now()), stamp(k.CreatedAt), k.CreatedBy, stamp(k.ExpiresAt), k.PublicKey}
 			})
 		}),
 		remote("revoke", "revoke a key; a live runner of it is cut", "ID", nil, func(c *cli.Context) error {
@@ -228,7 +228,7 @@ func auditCommand() *cli.Command {
 				return err
 			}
 			return show(c, rows, []string{"AT", "WHO", "WHAT", "OF", "OUTCOME"}, func(e event) []any {
-				return []any{e.At.Format(time.DateTime), e.Actor, e.Action, e.Subject, e.Outcome}
+				return []any{stamp(e.At), e.Actor, e.Action, e.Subject, e.Outcome}
 			})
 		}),
 	)

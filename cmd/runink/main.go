@@ -15,6 +15,7 @@ import (
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/schemas"
 )
 
 func main() {
@@ -61,6 +62,9 @@ func contextFlag() cli.Flag {
 }
 
 func noCommand(c *cli.Context) error {
+	if err := noSecret(c.Args().Slice()); err != nil {
+		return err
+	}
 	if c.Args().Present() {
 		return usagef("no such command: %q (see %s --help)", c.Args().First(), c.App.Name)
 	}
@@ -72,6 +76,9 @@ func group(name, text string, commands ...*cli.Command) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: text, HideHelpCommand: true, OnUsageError: onUsage, Subcommands: commands,
 		Action: func(c *cli.Context) error {
+			if err := noSecret(c.Args().Slice()); err != nil {
+				return err
+			}
 			if c.Args().Present() {
 				return usagef("no such command: %q (see runink %s --help)", c.Args().First(), name)
 			}
@@ -96,6 +103,9 @@ func remote(name, text, args string, flags []cli.Flag, action func(*cli.Context)
 // oneArg is the command's single argument.
 func oneArg(c *cli.Context, what string) (string, error) {
 	args := c.Args().Slice()
+	if err := noSecret(args); err != nil {
+		return "", err
+	}
 	if len(args) > 1 {
 		if i := slices.IndexFunc(args[1:], isFlag); i >= 0 {
 			return "", usageHint(strings.Join(append(append([]string{c.Command.HelpName}, args[1:]...), args[0]), " "),
@@ -108,7 +118,18 @@ func oneArg(c *cli.Context, what string) (string, error) {
 	return args[0], nil
 }
 
+// noSecret refuses a token or ticket that stands where a name belongs, without repeating it.
+func noSecret(args []string) error {
+	if slices.ContainsFunc(args, schemas.IsCredential) {
+		return usageHint("replace it: whoever can list the processes of this host may have seen it", "there is a token or ticket among the arguments, where a name belongs")
+	}
+	return nil
+}
+
 func noArgs(c *cli.Context) error {
+	if err := noSecret(c.Args().Slice()); err != nil {
+		return err
+	}
 	if c.Args().Present() {
 		return usageHint(c.Command.HelpName+" --help", "%s takes no arguments, and got %q", c.Command.HelpName, c.Args().First())
 	}

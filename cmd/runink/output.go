@@ -105,6 +105,9 @@ func newTable(w io.Writer, header []string) table.Writer {
 
 func isTerminal(f *os.File) bool { return isatty.IsTerminal(f.Fd()) || isatty.IsCygwinTerminal(f.Fd()) }
 
+// stamp is a moment for a cell or a sentence: by this host's clock, with its zone.
+func stamp(at time.Time) string { return at.Local().Format(time.RFC3339) }
+
 // ago is a time as a reader wants it.
 func ago(at *time.Time, now time.Time) string {
 	if at == nil || at.IsZero() {

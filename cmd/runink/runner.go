@@ -211,10 +211,10 @@ func (r runnerRow) fields(now time.Time) []field {
 		{"last seen", ago(r.Health.LastSeen, now)}, {"version", r.Claim.Version},
 	}
 	if r.Leaf != nil {
-		all = append(all, field{"certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Leaf.NotAfter.Local().Format(time.DateTime), r.Leaf.Fingerprint)})
+		all = append(all, field{"certificate", fmt.Sprintf("until %s, SHA-256 %s", stamp(r.Leaf.NotAfter), r.Leaf.Fingerprint)})
 	}
 	if r.Next != nil {
-		all = append(all, field{"next certificate", fmt.Sprintf("until %s, SHA-256 %s", r.Next.NotAfter.Local().Format(time.DateTime), r.Next.Fingerprint)})
+		all = append(all, field{"next certificate", fmt.Sprintf("until %s, SHA-256 %s", stamp(r.Next.NotAfter), r.Next.Fingerprint)})
 	}
 	if d := r.Dial; d != nil {
 		if d.Connected {
@@ -225,7 +225,7 @@ func (r runnerRow) fields(now time.Time) []field {
 		}
 	}
 	for _, t := range r.Tokens {
-		all = append(all, field{"token", fmt.Sprintf("%s, %s, until %s", t.ID, t.State, t.ExpiresAt.Local().Format(time.DateTime))})
+		all = append(all, field{"token", fmt.Sprintf("%s, %s, until %s", t.ID, t.State, stamp(t.ExpiresAt))})
 	}
 	return all
 }
@@ -307,7 +307,7 @@ func issue(c *cli.Context, request func(runner string) (path string, body any)) 
 		err = printJSON(c.App.Writer, raw)
 	} else {
 		_, err = fmt.Fprintf(c.App.Writer, "runner %s (%s) is %s. Run this on its host until %s:\n\n%s\n\nThe ticket in it is shown this once, is not stored, and works once.\n",
-			oneLine(made.Runner.Name), oneLine(made.Runner.ID), oneLine(made.Runner.State), made.ExpiresAt.Local().Format(time.DateTime), process.Printable(made.Command))
+			oneLine(made.Runner.Name), oneLine(made.Runner.ID), oneLine(made.Runner.State), stamp(made.ExpiresAt), process.Printable(made.Command))
 	}
 	if err != nil || !c.Bool("wait") {
 		return err

@@ -110,7 +110,7 @@ func (t timeline) print(w io.Writer, now time.Time) {
 			fmt.Fprintf(&b, "  %-9s %s\n", name, value)
 		}
 	}
-	show("started", t.StartedAt.Local().Format("2006-01-02 15:04:05.000"))
+	show("started", t.StartedAt.Local().Format("2006-01-02T15:04:05.000Z07:00"))
 	show("by", t.Person)
 	show("source", t.Source)
 	runner := t.RunnerID
@@ -205,7 +205,7 @@ func fetchListCommand() *cli.Command {
 		now := time.Now()
 		return show(c, rows, []string{"DISPATCH", "STARTED", "RUNNER", "SOURCE", "BY", "OUTCOME", "TOOK", "ROWS", "STOPPED AT"}, func(t timeline) []any {
 			return []any{
-				t.DispatchID, t.StartedAt.Local().Format(time.DateTime), t.RunnerID, t.Source, t.Person, t.outcome(), span(t.took(now)), t.Rows, t.stoppedAt(),
+				t.DispatchID, stamp(t.StartedAt), t.RunnerID, t.Source, t.Person, t.outcome(), span(t.took(now)), t.Rows, t.stoppedAt(),
 			}
 		})
 	})

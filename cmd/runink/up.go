@@ -173,6 +173,7 @@ func whatNext(w io.Writer, s *stack) error {
 		fmt.Fprintf(&b, "  RUNNER_ENROLL_ADDR=%s RUNNER_ENROLL_CA=%s RUNNER_ID=edge RUNNER_ENROLL_TOKEN_FILE=FILE %s serve\n",
 			strings.TrimPrefix(s.endpoint.NATS, "tls://"), quote(s.endpoint.CA), selfCommand("core-runner"))
 	}
+	fmt.Fprintf(&b, "  %s runner create --address 127.0.0.1:7443 dialled    # a runner that is dialled there: prints the command that starts it\n", runink)
 	fmt.Fprintf(&b, "  %s nats context    # then: %s\n", runink, natsWatch("runbus-ops"))
 	if _, err := exec.LookPath("nats"); err != nil {
 		b.WriteString("\nThe nats CLI is not in the PATH: it is https://github.com/nats-io/natscli, and scripts/setup puts it into bin/.\n")

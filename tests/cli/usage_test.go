@@ -14,6 +14,7 @@ import (
 func TestMistakes(t *testing.T) {
 	bin := binaries(t)
 	session := schemas.NewSessionToken()
+	const canary = "hunter2"
 	offline := map[string]string{"RUNINK_URL": "http://127.0.0.1:1", "RUNINK_TOKEN": session}
 	for _, c := range []struct {
 		args   string
@@ -56,6 +57,12 @@ func TestMistakes(t *testing.T) {
 		{"fetch run --source file --max-rows -1", nil, 2, "negative"},
 		{"fetch run --source file --format xml", offline, 2, "table, json, csv or arrow"},
 		{"fetch run --source file --out /none/x", offline, 2, "--out"},
+		{"runner show " + session, nil, 2, "a token or ticket among the arguments"},
+		{"runner show crt1." + canary, nil, 2, "a token or ticket among the arguments"},
+		{"runner crt1." + canary, nil, 2, "a token or ticket among the arguments"},
+		{"crt1." + canary, nil, 2, "a token or ticket among the arguments"},
+		{"runner list crt1." + canary, nil, 2, "a token or ticket among the arguments"},
+		{"runner token revoke crt1." + canary, nil, 2, "a token or ticket among the arguments"},
 		{"completion tcsh", nil, 2, "bash, zsh or fish"},
 		{"up --files /none", nil, 2, "--files /none"},
 		{"decode --type Nope", nil, 3, "not a message"},
@@ -66,7 +73,7 @@ func TestMistakes(t *testing.T) {
 			if plain.status != c.status || !strings.Contains(plain.stderr, c.text) || plain.stdout != "" {
 				t.Errorf("status %d, %q, %q; want %d and %q", plain.status, plain.stdout, plain.stderr, c.status, c.text)
 			}
-			if strings.Contains(plain.stderr, session) {
+			if strings.Contains(plain.stderr, session) || strings.Contains(plain.stderr, canary) {
 				t.Error("the token is shown")
 			}
 			// The same with --json, wherever it may stand: as an object.
