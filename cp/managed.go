@@ -72,7 +72,7 @@ func (c *ControlPlane) openManaged(context.Context, context.Context) (err error)
 	}
 	c.managed, err = managed.New(managed.Config{
 		Command: m.Command, Env: m.Env, StateDir: c.data.file(dirManaged), Own: LocalTenant, FileRoots: m.FileRoots, Policy: m.Policy,
-		Concurrency: m.Concurrency, Most: m.Most, Stderr: m.Stderr, Replica: c.replica,
+		Concurrency: m.Concurrency, Most: m.Most, DrainGrace: c.cfg.StopGrace, Stderr: m.Stderr, Replica: c.replica,
 		ServerID: func() string { return c.server.ID() },
 		Server:   func() (net.Conn, error) { return c.server.Dial() },
 		Sign: func(who auth.LinkIdentity, serverID string, now time.Time) (string, error) {

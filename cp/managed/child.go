@@ -193,7 +193,7 @@ func (c *child) process(ctx context.Context) error {
 	links.Wait()
 	switch {
 	case unlinked != nil:
-		return &failure{"it is no runner", unlinked}
+		return &failure{"it does not do what a runner does", unlinked}
 	case ended != nil:
 		return &failure{"it ended", ended}
 	}
@@ -230,10 +230,11 @@ func (c *child) serve(ctx context.Context, lifeline *link.Lifeline, exited <-cha
 	}
 	c.know(greeting.GetPublicKey())
 	defer c.know(nil)
-	for ctx.Err() == nil {
-		err := c.link(ctx, lifeline, greeting.GetPublicKey())
-		if ctx.Err() == nil && err != nil {
-			c.log.Debug("a link of the managed runner", "error", err)
+	for failed := 0; ctx.Err() == nil; {
+		if err := c.link(ctx, lifeline, greeting.GetPublicKey()); err == nil {
+			failed = 0
+		} else if failed++; failed == deaf {
+			return fmt.Errorf("it takes no link: %w", err)
 		}
 		timer := time.NewTimer(relinkAfter)
 		select {

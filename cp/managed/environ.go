@@ -22,7 +22,7 @@ var inherited = []string{
 func (c *child) environ(dir string) []string {
 	conf := &c.r.c
 	set := map[string]string{
-		"RUNNER_LIFELINE": strconv.Itoa(lifelineDescriptor), "CORE_RUNNER_STATE_DIR": dir, "RUNNER_DRAIN_GRACE": drainGrace,
+		"RUNNER_LIFELINE": strconv.Itoa(lifelineDescriptor), "CORE_RUNNER_STATE_DIR": dir, "RUNNER_DRAIN_GRACE": conf.DrainGrace.String(),
 	}
 	switch {
 	case conf.Policy != "":

@@ -82,10 +82,14 @@ func behave(kind string) int {
 	orphaned := make(chan struct{})
 	go func() {
 		defer close(orphaned)
-		for {
+		for links := 0; ; links++ {
 			conn, err := lifeline.Take()
 			if err != nil {
 				return
+			}
+			if kind == "deaf" && links > 0 {
+				_ = conn.Close()
+				continue
 			}
 			go func() {
 				defer conn.Close()

@@ -23,16 +23,17 @@ import (
 // Defaults of a Config.
 const (
 	DefaultMost        = 16
-	defaultUpWithin    = 10 * time.Second
+	defaultUpWithin    = 15 * time.Second
+	defaultDrainGrace  = 30 * time.Second
 	defaultStopWithin  = 10 * time.Second
 	defaultFirstRetry  = time.Second
 	defaultSlowest     = 30 * time.Second
-	greetingWithin     = 10 * time.Second
+	greetingWithin     = 30 * time.Second
 	answerWithin       = 5 * time.Second
 	relinkAfter        = 100 * time.Millisecond
+	deaf               = 3                // links in a row that a process did not take: it is stuck
 	steady             = 10 * time.Second // a process that lasted as long has not failed to start
 	linkLife           = 24 * time.Hour   // as long as the certificate of a dialled runner: then it is let in anew
-	drainGrace         = "5s"             // of a child that still runs works when it is stopped; less than StopWithin
 	lifelineDescriptor = 3                // the first of exec.Cmd.ExtraFiles
 )
 
@@ -66,9 +67,11 @@ type Config struct {
 	Changed func() <-chan struct{}
 	// Ended is told of each process that has ended, before there is another one for the tenant.
 	Ended func(ctx context.Context, tenant string)
-	// UpWithin is how long a fetch waits for a runner that is not up. StopWithin is how long a child that is told to stop may take
-	// before it is killed. Zero means 10s.
-	UpWithin, StopWithin time.Duration
+	// UpWithin is how long a fetch waits for a runner that is not up. Zero means 15s.
+	UpWithin time.Duration
+	// StopWithin is how long a child that Run stops may take before it is killed. Zero means 10s. DrainGrace is how long its works may go
+	// on when somebody else stops it, such as a service manager that stops all processes of a service. Zero means 30s.
+	StopWithin, DrainGrace time.Duration
 	// FirstRetry and SlowestRetry bound the pause before a child that died is started again. Zero means 1s and 30s.
 	FirstRetry, SlowestRetry time.Duration
 	// Stderr is where the children log. Nil: this process's standard error.
@@ -115,7 +118,7 @@ func New(c Config) (*Runners, error) {
 		}
 	}
 	for field, fallback := range map[*time.Duration]time.Duration{
-		&c.UpWithin: defaultUpWithin, &c.StopWithin: defaultStopWithin, &c.FirstRetry: defaultFirstRetry, &c.SlowestRetry: defaultSlowest,
+		&c.UpWithin: defaultUpWithin, &c.StopWithin: defaultStopWithin, &c.DrainGrace: defaultDrainGrace, &c.FirstRetry: defaultFirstRetry, &c.SlowestRetry: defaultSlowest,
 	} {
 		if *field == 0 {
 			*field = fallback

@@ -82,7 +82,7 @@ func TestWhatAChildIsGiven(t *testing.T) {
 	for _, a := range []arrival{own, other} {
 		dir := filepath.Join(p.c.StateDir, a.tenant)
 		want := []string{
-			asChild + "=runner", "CORE_RUNNER_STATE_DIR=" + dir, "LOG_LEVEL=debug", "RUNNER_CONCURRENCY=3", "RUNNER_DRAIN_GRACE=5s", "RUNNER_LIFELINE=3",
+			asChild + "=runner", "CORE_RUNNER_STATE_DIR=" + dir, "LOG_LEVEL=debug", "RUNNER_CONCURRENCY=3", "RUNNER_DRAIN_GRACE=30s", "RUNNER_LIFELINE=3",
 		}
 		if a.tenant == "own" {
 			want = append(want, "RUNNER_FILE_ROOTS="+strings.Join(roots, ":"))
@@ -160,6 +160,16 @@ func TestAChildThatDies(t *testing.T) {
 	p.use(t, "own")()
 }
 
+// A process that takes no links any more is replaced.
+func TestAChildThatIsStuck(t *testing.T) {
+	p := start(t, "deaf", nil)
+	first := p.arrival(t)
+	_ = first.conn.Close()
+	if next := p.arrival(t); next.PID == first.PID || there(first.PID) {
+		t.Errorf("the process after %d is %d", first.PID, next.PID)
+	}
+}
+
 // One that does not stop is killed.
 func TestAStubbornChild(t *testing.T) {
 	p := start(t, "stubborn", func(c *Config) { c.StopWithin = 50 * time.Millisecond })
@@ -174,7 +184,7 @@ func TestAStubbornChild(t *testing.T) {
 func TestAChildThatFails(t *testing.T) {
 	for kind, want := range map[string]string{
 		"fails": "the managed runner does not come up: it ended; the control plane's log says more",
-		"mute":  "the managed runner does not come up: it is no runner; the control plane's log says more",
+		"mute":  "the managed runner does not come up: it does not do what a runner does; the control plane's log says more",
 	} {
 		p := start(t, kind, nil)
 		if _, err := p.Use(t.Context(), "own"); err == nil || err.Error() != want {

@@ -31,11 +31,11 @@ func (rn *runner) managed(now time.Time) Candidate {
 	return c
 }
 
-// describeManaged makes r the managed runner. RUNNING is observed by a live heartbeat, and nothing else is (SPEC R7).
+// describeManaged makes r the managed runner. RUNNING is what a live heartbeat over a link that is up says, and nothing else (SPEC R7).
 func describeManaged(r *Runner) {
 	r.ID, r.Name, r.DisplayName, r.Kind, r.Link = schemas.ConsoleRunner, schemas.ConsoleRunner, ManagedName, KindManaged, LinkLocal
 	r.State = StateRunning
-	if !r.Health.Connected {
+	if !r.Health.Connected || r.Health.Signals.Heartbeat != heartbeatFresh {
 		r.State = StateUnknown
 		r.Description = "liveness was not observed: the registry has no live heartbeat of the managed runner"
 	}

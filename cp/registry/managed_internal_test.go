@@ -13,11 +13,15 @@ import (
 
 // RUNNING is what a live heartbeat says, and nothing else (SPEC R7).
 func TestTheManagedRunnersState(t *testing.T) {
-	for connected, want := range map[bool]string{true: StateRunning, false: StateUnknown} {
-		r := Runner{Health: Health{Connected: connected}}
+	for _, c := range []struct {
+		connected bool
+		heartbeat string
+		want      string
+	}{{true, "fresh", StateRunning}, {true, "none", StateUnknown}, {false, "fresh", StateUnknown}, {false, "late", StateUnknown}} {
+		r := Runner{Health: Health{Connected: c.connected, Signals: Signals{Heartbeat: c.heartbeat}}}
 		describeManaged(&r)
-		if r.State != want || (r.Description == "") != connected {
-			t.Errorf("connected %v is %s, %q", connected, r.State, r.Description)
+		if r.State != c.want || (r.Description == "") != (c.want == StateRunning) {
+			t.Errorf("connected %v with a %s heartbeat is %s, %q", c.connected, c.heartbeat, r.State, r.Description)
 		}
 	}
 }

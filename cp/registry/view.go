@@ -175,6 +175,9 @@ type status struct {
 	signals             Signals
 }
 
+// heartbeatFresh is Signals.Heartbeat of a process that reports.
+const heartbeatFresh = "fresh"
+
 // status judges the signals. The link is that of the process that holds the id; the link of any other says nothing.
 func (rn *runner) status(now time.Time) status {
 	s := status{signals: Signals{Connection: "down", Heartbeat: "none", Responders: rn.responding()}}
@@ -188,7 +191,7 @@ func (rn *runner) status(now time.Time) status {
 	case late:
 		s.signals.Heartbeat = "late"
 	case rn.rec.Ready:
-		s.signals.Heartbeat = "fresh"
+		s.signals.Heartbeat = heartbeatFresh
 	}
 	_, linked := rn.links[rn.rec.ProcessNonce]
 	if linked {

@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"net/http"
@@ -282,9 +283,74 @@ func TestTheManagedRunnerIsKilled(t *testing.T) {
 	if err := syscall.Kill(second, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	awaitConsole(t, plane.Admin, "UNKNOWN")
+	for give := time.Now().Add(stack.Patience); ; <-time.After(5 * time.Millisecond) { // a state, and perhaps a short one
+		if c := consoleOf(t, plane.Admin); c.State != "RUNNING" || c.Claims.Pid != second {
+			break
+		}
+		if time.Now().After(give) {
+			t.Fatal("a dead process is shown as the managed runner")
+		}
+	}
 	if pid := rowsOn(t, plane.Admin, src); pid == second {
 		t.Error("a dead process ran it")
+	}
+	plane.Stop(t)
+}
+
+// D16: what runs on the managed runner goes on over another link of the same process when its link is cut.
+func TestTheLinkOfTheManagedRunnerIsCut(t *testing.T) {
+	plane := managedPlane(t, nil)
+	before := awaitConsole(t, plane.Admin, "RUNNING").Claims.Pid
+	src := newSource(t)
+	f := plane.Admin.Fetch(t, src.body("console"))
+	f.Await("accepted")
+	await(t, "the request", src.opened)
+	sys := asUser(t, plane, "sys")
+	ask := func(call, query string, into any) {
+		t.Helper()
+		msg, err := sys.Request("$SYS.REQ.SERVER."+sys.ConnectedServerId()+"."+call, []byte(query), stack.Patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := json.Unmarshal(msg.Data, into); err != nil {
+			t.Fatalf("%s: %v in %s", call, err, msg.Data)
+		}
+	}
+	var found struct {
+		Data struct {
+			Connections []struct {
+				CID  int
+				User string `json:"authorized_user"`
+				Type string
+				IP   string
+			}
+		}
+	}
+	ask("CONNZ", `{"acc":"RUN","auth":true}`, &found)
+	cut := 0
+	for _, c := range found.Data.Connections {
+		if c.User == "local/console" {
+			if c.IP != "" && c.IP != "pipe" {
+				t.Errorf("its link comes from %s", c.IP)
+			}
+			var answer struct{ Error any }
+			ask("KICK", fmt.Sprintf(`{"cid":%d}`, c.CID), &answer)
+			if answer.Error != nil {
+				t.Fatal(answer.Error)
+			}
+			cut++
+		}
+	}
+	if cut != 1 {
+		t.Fatalf("it has %d links: %+v", cut, found)
+	}
+	plane.Stderr.Must(t, "the link of the managed runner has ended")
+	src.let()
+	if end := f.End(); end.Outcome != "completed" || end.Rows != rowsBefore+rowsAfter || int(end.RunnerPID) != before {
+		t.Errorf("the fetch over the cut ended %+v", end)
+	}
+	if c := awaitConsole(t, plane.Admin, "RUNNING"); c.Claims.Pid != before || src.requests() != 0 {
+		t.Errorf("after the cut it is process %d, was %d; the source was asked again: %v", c.Claims.Pid, before, src.requests())
 	}
 	plane.Stop(t)
 }

@@ -15,8 +15,18 @@ import (
 	"github.com/org-runink/runbus/tests/stack"
 )
 
-// asSEC connects as the control plane's own user of account SEC does, with its key from the data folder.
+// asSEC is JetStream as the control plane's own user of account SEC sees it.
 func asSEC(t *testing.T, plane *stack.Plane) natsjs.JetStream {
+	t.Helper()
+	js, err := natsjs.New(asUser(t, plane, "sec"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return js
+}
+
+// asUser connects as one of the control plane's own users does, with its key from the data folder.
+func asUser(t *testing.T, plane *stack.Plane, user string) *nats.Conn {
 	t.Helper()
 	b, err := os.ReadFile(filepath.Join(plane.DataDir, "bus-keys.json"))
 	if err != nil {
@@ -26,9 +36,9 @@ func asSEC(t *testing.T, plane *stack.Plane) natsjs.JetStream {
 	if err := json.Unmarshal(b, &keys); err != nil {
 		t.Fatal(err)
 	}
-	key, err := nkeys.FromSeed([]byte(keys.Seeds["sec"]))
+	key, err := nkeys.FromSeed([]byte(keys.Seeds[user]))
 	if err != nil {
-		t.Fatal("the key of SEC is damaged")
+		t.Fatalf("the key of %s is damaged", user)
 	}
 	public, err := key.PublicKey()
 	if err != nil {
@@ -39,20 +49,25 @@ func asSEC(t *testing.T, plane *stack.Plane) natsjs.JetStream {
 		t.Fatal(err)
 	}
 	t.Cleanup(nc.Close)
-	js, err := natsjs.New(nc)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return js
+	return nc
 }
 
 // D7: while the registry can't be read a fetch ends as `failed` with `runner registry unavailable`, for a runner that is there
-// and for one that never was; the control plane says that it is not ready.
+// and for one that never was; the control plane says that it is not ready. Each way in which a runner is linked has a bucket of its own.
 func TestUnreadableRegistryIsNotUnknown(t *testing.T) {
+	for link, bucket := range map[stack.Link]string{stack.OverTLS: "KV_runbus_known", stack.OverDials: "KV_runbus_registry"} {
+		t.Run(string(link), func(t *testing.T) {
+			t.Parallel() // it waits until what is in memory is too old
+			unreadableRegistryIsNotUnknown(t, link, bucket)
+		})
+	}
+}
+
+func unreadableRegistryIsNotUnknown(t *testing.T, link stack.Link, bucket string) {
 	plane := stack.StartPlane(t, true, nil)
-	plane.StartRunner(t, "edge", nil)
+	plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
-	if err := asSEC(t, plane).DeleteStream(t.Context(), "KV_runbus_known"); err != nil {
+	if err := asSEC(t, plane).DeleteStream(t.Context(), bucket); err != nil {
 		t.Fatal(err)
 	}
 	give := time.Now().Add(stack.Patience)
