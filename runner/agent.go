@@ -61,6 +61,7 @@ type Agent struct {
 	retry   func(attempt int) time.Duration
 	log     *slog.Logger
 
+	fit     *processors  // nil unless Config.FitProcessors
 	tracer  trace.Tracer // nil: nobody traces here
 	conn    *bus.Conn
 	link    atomic.Pointer[link]
@@ -181,6 +182,10 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	defer a.closeJournal()
+	if a.cfg.FitProcessors {
+		a.fit = fitProcessors(func() bool { return a.works.count() > 0 })
+		defer a.fit.close()
+	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	group, ctx := errgroup.WithContext(ctx)

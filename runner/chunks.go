@@ -21,7 +21,8 @@ type chunks struct {
 	ctx    context.Context //nolint:containedctx // an io.Writer has no other way to be cancelled
 	sender *bus.Sender
 	alarm  func(at time.Duration) // asks isLate at that uptime
-	counts *source.Output         // of what is written here; set before the first Write
+	fit    *processors
+	counts *source.Output // of what is written here; set before the first Write
 
 	due atomic.Int64 // uptime at which what is buffered is to be sent; 0: nothing is
 
@@ -52,6 +53,7 @@ func (c *chunks) Write(p []byte) (int, error) {
 		c.grow(len(c.buf) + take)
 		c.buf, p = append(c.buf, p[:take]...), p[take:]
 		if len(c.buf) == bus.ChunkBytes {
+			c.fit.sendsLarge()
 			c.send()
 		}
 	}

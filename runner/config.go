@@ -86,6 +86,9 @@ type Config struct {
 	OnEnrolled func(Enrolled)
 	// Connectors finds the connector of a source kind. Nil means all.Find: those that ship. A measurement brings its own.
 	Connectors func(kind string) (source.Connector, error)
+	// FitProcessors has the process use one processor while that is enough for its works, by GOMAXPROCS, unless the environment sets that.
+	// It is for a process that is a runner and nothing else.
+	FitProcessors bool
 	// Tracing makes the spans of works. Nil: none are made.
 	Tracing trace.TracerProvider
 	// Log is where the runner logs. Nil means slog.Default.

@@ -118,7 +118,7 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	w.span = span
 	w.sender.Trace(answers)
 	w.ctx, w.stop = context.WithCancelCause(ctx)
-	w.stream.ctx, w.stream.sender, w.stream.alarm = w.ctx, w.sender, a.works.wakeStream
+	w.stream.ctx, w.stream.sender, w.stream.alarm, w.stream.fit = w.ctx, w.sender, a.works.wakeStream, a.fit
 	return w
 }
 

@@ -110,6 +110,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 	w.open.Add(1)
 	if job.refused = w.refusal(); job.refused == nil {
 		w.running++
+		a.fit.begin()
 		w.wake(job.ends(m.GetDeadline().AsTime().Sub(now)))
 	}
 	w.pool.run(job)

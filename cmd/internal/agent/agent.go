@@ -39,7 +39,7 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if err := errors.Join(process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "RUNNER_ENROLL_TOKEN_FILE"), process.HideLogins()); err != nil {
 		log.Warn("the enrolment token may still be seen in this process's /proc/…/environ: use RUNNER_ENROLL_TOKEN_FILE", "error", err)
 	}
-	cfg.Log = log
+	cfg.Log, cfg.FitProcessors = log, true
 	announced := false
 	cfg.OnEnrolled = func(e runner.Enrolled) { // called from one goroutine
 		if !announced {

@@ -37,6 +37,7 @@ func serveRunner() error {
 		return err
 	}
 	data := newRandom()
+	cfg.FitProcessors = true // as core-runner does
 	cfg.Connectors = func(string) (source.Connector, error) { return data, nil }
 	cfg.Log = slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError}))
 	enrolled := make(chan struct{}, 1)

@@ -115,6 +115,7 @@ func runRunner() error {
 	if err != nil {
 		return err
 	}
+	cfg.FitProcessors = true // as core-runner does
 	cfg.Connectors = func(string) (source.Connector, error) { return nothing, nil }
 	token, ca, addr := cfg.Token, cfg.CA, cfg.Addrs[0]
 	agent, err := runner.New(cfg)
