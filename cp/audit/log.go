@@ -58,6 +58,7 @@ type Log struct {
 	mu        sync.Mutex
 	clock     clock
 	ids       counter
+	openings  openings // not yet in pending
 	pending   []part
 	spare     [][]byte // memory of notes that were written
 	notes     int      // of pending
@@ -130,6 +131,7 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 		l.mu.Unlock()
 		return unavailable(errors.New("the audit log is closed, or too much waits for it"))
 	}
+	l.settleSince(time.Now()) // what has begun stands before what it does
 	l.records++
 	l.pending = append(l.pending, part{record: n})
 	l.mu.Unlock()
@@ -164,7 +166,7 @@ func (l *Log) Run(ctx context.Context) error {
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
 		l.mu.Lock()
-		l.closed = true
+		l.close()
 		l.mu.Unlock()
 		timer := time.NewTimer(flushWait)
 		defer timer.Stop()
@@ -188,12 +190,19 @@ func (l *Log) await(ctx context.Context) bool {
 	defer timer.Stop()
 	for {
 		l.mu.Lock()
-		if l.closed = l.closed || ctx.Err() != nil; l.closed {
-			l.release()
+		if l.closed || ctx.Err() != nil {
+			l.close()
 		}
-		closed, empty := l.closed, len(l.pending) == 0
-		waited := time.Since(l.noteSince)
-		now := l.records > 0 || l.notes >= batchWorth || l.notes > 0 && waited >= noteWait || empty && l.dropped > 0
+		at := time.Now()
+		closed, empty := l.closed, len(l.pending) == 0 && l.openings.count == 0
+		waited := time.Duration(0)
+		if l.notes > 0 {
+			waited = at.Sub(l.noteSince)
+		}
+		if o := l.openings.first; o != nil {
+			waited = max(waited, at.Sub(o.since))
+		}
+		now := l.records > 0 || l.notes >= batchWorth || waited >= noteWait || empty && l.dropped > 0
 		l.mu.Unlock()
 		switch {
 		case now || closed && !empty:
@@ -214,10 +223,20 @@ func (l *Log) await(ctx context.Context) bool {
 	}
 }
 
+// close takes no more notes, and lets nobody wait for room. The lock is held.
+func (l *Log) close() {
+	if !l.closed {
+		l.settleSince(time.Now())
+		l.closed = true
+	}
+	l.release()
+}
+
 // take is the next batch: everything pending, within the bounds of one message.
 func (l *Log) take() []part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.settleSince(time.Now().Add(-noteWait))
 	var batch []part
 	events, size := 0, batchOverhead
 	if l.dropped > 0 {

@@ -27,7 +27,14 @@ func (l *Log) Jot(e *Brief) {
 		at = time.Now()
 	}
 	l.mu.Lock()
-	full, err := l.note(nil, func(b []byte) ([]byte, error) {
+	full, err := l.jot(e, at)
+	l.mu.Unlock()
+	l.complain(e.Action, full, err)
+}
+
+// jot is Jot of an event of this time. The lock is held.
+func (l *Log) jot(e *Brief, at time.Time) (full bool, err error) {
+	return l.note(nil, func(b []byte) ([]byte, error) {
 		begin := len(b)
 		b = l.ids.append(append(b, `{"id":"`...), at)
 		b, err := appendRest(l.clock.append(append(b, `","at":"`...), at), e)
@@ -36,8 +43,6 @@ func (l *Log) Jot(e *Brief) {
 		}
 		return b, err
 	})
-	l.mu.Unlock()
-	l.complain(e.Action, full, err)
 }
 
 // note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;

@@ -67,8 +67,16 @@ func TestFetch(t *testing.T) {
 	if o.Phases[0].By != "replica:"+e.d.Replica() || o.Phases[2].By != "runner:edge-1" {
 		t.Errorf("phases = %+v", o.Phases)
 	}
+	// The start is an event of its own if it was written before the end came, which tells as much.
 	start, end := e.Events(t, "dispatch.start"), e.Events(t, "dispatch.end")
-	if len(start) != 1 || len(end) != 1 || start[0].GetActor() != "person:wanda" || end[0].GetDetails()["rows"] != "400" && end[0].GetDetails()["rows"] != "42" {
+	if len(end) != 1 || end[0].GetActor() != "person:wanda" || end[0].GetDetails()["rows"] != "400" && end[0].GetDetails()["rows"] != "42" {
+		t.Errorf("audit = %v", end)
+	}
+	ran, err := time.ParseDuration(end[0].GetDetails()["ran"])
+	if err != nil || ran < 0 || end[0].GetDetails()["chosen"] != "for this action" || end[0].GetDetails()["runner"] != "edge-1" {
+		t.Errorf("audit = %v, %v", end, err)
+	}
+	if len(start) > 1 || len(start) == 1 && (start[0].GetActor() != "person:wanda" || start[0].GetDetails()["runner"] != "edge-1" || start[0].GetAt().AsTime().Sub(end[0].GetAt().AsTime().Add(-ran)).Abs() > time.Second) {
 		t.Errorf("audit = %v %v", start, end)
 	}
 	if n := e.Metric(t, "runbus_dispatches_total", map[string]string{"outcome": "completed", "code": "ok"}); n != 1 {

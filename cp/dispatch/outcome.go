@@ -155,12 +155,16 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 	}
 }
 
-// noteStart audits that a runner accepted a dispatch. A dispatch that reads a credential is made durable by the record of
-// that, which comes behind it in the same log.
+// noteStart audits that a runner accepted a dispatch; if it ends before that is written, its end tells it. A dispatch that reads a
+// credential is made durable by the record of that, which comes behind it in the same log.
 func (d *Dispatcher) noteStart(run *run, at time.Time) {
-	details := [...]audit.Detail{{Name: "chosen", Value: "for this action"}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
-	d.d.Audit.Jot(run.brief("dispatch.start", "ok", at, details[:]))
+	details := [...]audit.Detail{{Name: "chosen", Value: chosen}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
+	run.acceptedAt = at
+	d.d.Audit.Begin(&run.opening, run.brief("dispatch.start", "ok", at, details[:]))
 }
+
+// chosen is how the runner of a fetch is chosen (SPEC D8).
+const chosen = "for this action"
 
 // record audits the end of a run. Only one that read a credential is waited for (SPEC R8).
 func (d *Dispatcher) record(run *run, o Outcome) {
@@ -168,15 +172,18 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	if runner == "" && schemas.ValidRunnerID(run.named) == nil {
 		runner = run.named
 	}
-	var few [6]audit.Detail // in the order of their names
+	var few [8]audit.Detail // in the order of their names
 	details := few[:0]
 	run.mu.Lock()
 	accepted, rows, bytes := run.accepted, run.rows, run.bytes
 	run.mu.Unlock()
 	if accepted {
-		details = append(details, audit.Detail{Name: "bytes", Value: strconv.FormatInt(bytes, 10)})
+		details = append(details, audit.Detail{Name: "bytes", Value: strconv.FormatInt(bytes, 10)}, audit.Detail{Name: "chosen", Value: chosen})
 	}
 	details = append(details, audit.Detail{Name: "outcome", Value: o.Code})
+	if accepted {
+		details = append(details, audit.Detail{Name: "ran", Value: run.ended.Sub(run.acceptedAt).String()})
+	}
 	if o.Err != nil {
 		outcome = string(o.Err.Code)
 		details = append(details, audit.Detail{Name: "reason", Value: o.Err.Message})
@@ -195,7 +202,7 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	}
 	brief := run.brief(action, outcome, run.ended, append(details, run.source()))
 	if !run.credentialsRead {
-		d.d.Audit.Jot(brief)
+		d.d.Audit.End(&run.opening, brief)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)

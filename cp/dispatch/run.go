@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/cp/trace"
@@ -32,6 +33,7 @@ type run struct {
 	receiver bus.Receiver // of stream
 	nudge    func()       // receiver.Nudge
 	watch    registry.Watch
+	opening  audit.Opening
 
 	asked   atomic.Bool  // Cancel or Close asks it to stop
 	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
@@ -64,6 +66,7 @@ type facts struct {
 
 	runner          registry.Candidate // set once selected; Ref.Runner is empty before
 	accepted        bool
+	acceptedAt      time.Time
 	streaming       bool // the caller was told that rows come
 	completed       bool
 	credentialsRead bool

@@ -1,0 +1,101 @@
+package audit
+
+import "time"
+
+// Opening is what Log.Begin keeps of the event of a beginning. It belongs to who begins something, so that beginning makes no object. The
+// zero value, and one that End has ended, is ready for Begin; it may not be copied.
+type Opening struct {
+	event         Brief
+	details       [4]Detail // memory for event.Details
+	since         time.Time
+	waits         bool // it is among Log.openings
+	before, after *Opening
+}
+
+// openings are beginnings that may yet be part of their ends, the oldest first. Guarded by Log.mu.
+type openings struct {
+	first, last *Opening
+	count       int
+}
+
+func (s *openings) add(o *Opening) {
+	o.waits, o.before, o.after = true, s.last, nil
+	if s.last == nil {
+		s.first = o
+	} else {
+		s.last.after = o
+	}
+	s.last = o
+	s.count++
+}
+
+func (s *openings) remove(o *Opening) {
+	if o.before == nil {
+		s.first = o.after
+	} else {
+		o.before.after = o.after
+	}
+	if o.after == nil {
+		s.last = o.before
+	} else {
+		o.after.before = o.before
+	}
+	o.waits, o.before, o.after = false, nil, nil
+	s.count--
+}
+
+// Begin notes e, of which there is an end to come, as Jot does; but if that end comes before e is written, within 50 ms, e is not. The
+// event given to End thus has to tell all that e does.
+func (l *Log) Begin(o *Opening, e *Brief) {
+	now := time.Now()
+	l.mu.Lock()
+	if o.waits {
+		l.openings.remove(o)
+	}
+	o.event = *e
+	o.event.Details = append(o.details[:0], e.Details...)
+	o.since = now
+	if o.event.At.IsZero() {
+		o.event.At = now
+	}
+	l.openings.add(o)
+	full, err := false, error(nil)
+	if l.closed || l.notes+l.openings.count > maxNotes {
+		full, err = l.settle(o)
+	}
+	if l.openings.count == 1 && len(l.pending) == 0 {
+		l.signal()
+	}
+	l.mu.Unlock()
+	l.complain(e.Action, full, err)
+}
+
+// End notes e, the end of what Begin began with o, as Jot does.
+func (l *Log) End(o *Opening, e *Brief) {
+	at := e.At
+	if at.IsZero() {
+		at = time.Now()
+	}
+	l.mu.Lock()
+	if o.waits {
+		l.openings.remove(o)
+	}
+	full, err := l.jot(e, at)
+	l.mu.Unlock()
+	l.complain(e.Action, full, err)
+}
+
+// settle makes a note of a beginning whose end is not waited for any more. The lock is held.
+func (l *Log) settle(o *Opening) (full bool, err error) {
+	l.openings.remove(o)
+	return l.jot(&o.event, o.event.At)
+}
+
+// settleSince settles the beginnings that have waited since then or longer. The lock is held.
+func (l *Log) settleSince(then time.Time) {
+	for o := l.openings.first; o != nil && !o.since.After(then); o = l.openings.first {
+		if full, err := l.settle(o); full || err != nil {
+			l.complain(o.event.Action, full, err)
+		}
+	}
+}

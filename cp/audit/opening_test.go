@@ -1,0 +1,75 @@
+package audit
+
+import (
+	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/bus/bustest"
+	"github.com/org-runink/runbus/bus/embedded"
+)
+
+// A beginning is an event of its own unless its end comes before it is written; it stands before what is recorded behind it.
+func TestBegin(t *testing.T) {
+	b := bustest.Start(t)
+	s := openStore(t, b, b.Conn(t, embedded.UserSec))
+	l := newLog(t, b, s, "one")
+	event := func(action, subject string) *Brief {
+		return &Brief{Tenant: "acme", Actor: "person:wanda", Action: action, Subject: subject, Outcome: "ok", Details: []Detail{{"a", "b"}}}
+	}
+	var short, long, recorded Opening
+	l.Begin(&short, event("begin", "short"))
+	l.End(&short, event("end", "short"))
+	l.Begin(&short, event("begin", "again"))
+	l.Begin(&recorded, event("begin", "recorded"))
+	if l.openings.count != 2 || l.notes != 1 {
+		t.Fatalf("%d beginnings wait, and %d notes", l.openings.count, l.notes)
+	}
+	stop := run(t, l)
+	read := Event("person:wanda", "read", "recorded", "ok")
+	read.Tenant = "acme"
+	if err := l.Record(t.Context(), read); err != nil {
+		t.Fatal(err)
+	}
+	l.End(&recorded, event("end", "recorded"))
+	l.Begin(&long, event("begin", "long"))
+	give := time.After(10 * time.Second)
+	for written := false; !written; {
+		events, err := l.List(t.Context(), "acme", 100)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range events {
+			written = written || e.GetAction() == "begin" && e.GetSubject() == "long" && e.GetDetails()["a"] == "b"
+		}
+		select {
+		case <-give:
+			t.Fatal("a beginning whose end doesn't come is not written")
+		default:
+		}
+	}
+	l.End(&long, event("end", "long"))
+	l.Begin(&long, event("begin", "last"))
+	stop() // which writes what waits
+	var got []string
+	events, err := l.List(t.Context(), "acme", 100)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range events {
+		got = append(got, e.GetAction()+" "+e.GetSubject())
+	}
+	want := []string{
+		"end short", "begin again", "begin recorded", "read recorded", "end recorded", "begin long", "end long", "begin last",
+	}
+	if len(got) != len(want) {
+		t.Fatalf("%q, not %q", got, want)
+	}
+	for i := range want {
+		if got[i] != want[i] {
+			t.Fatalf("%q, not %q", got, want)
+		}
+	}
+	if l.Begin(&long, event("begin", "late")); l.openings.count != 0 || l.dropped != 1 {
+		t.Errorf("after the end %d beginnings wait, and %d were dropped", l.openings.count, l.dropped)
+	}
+}
