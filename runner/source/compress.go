@@ -24,7 +24,7 @@ import (
 type zstdStream struct {
 	w      io.Writer
 	zstd   *zstd.Encoder
-	fb     *flatbuffers.Builder
+	meta   batchMetadata
 	schema *arrow.Schema
 	isFlat bool
 	arrow  *ipc.Writer // for batches that are not flat; nil until there is one
@@ -71,7 +71,7 @@ func newZstdStream(w io.Writer) (*zstdStream, error) {
 	if err != nil {
 		return nil, fmt.Errorf("start zstd: %w", err)
 	}
-	return &zstdStream{w: w, zstd: encoder, fb: flatbuffers.NewBuilder(1 << 10)}, nil
+	return &zstdStream{w: w, zstd: encoder, meta: batchMetadata{builder: flatbuffers.NewBuilder(1 << 10)}}, nil
 }
 
 // begin writes the schema; of one that is not flat arrow's writer does it with the first batch.
@@ -313,7 +313,7 @@ func (p *part) compress(encoder *zstd.Encoder) {
 
 // head writes what stands before the body of a batch.
 func (z *zstdStream) head(batch recordBatch, body int, compressed bool) error {
-	meta := batch.message(z.fb, int64(body), compressed)
+	meta := z.meta.message(batch, int64(body), compressed)
 	size := aligned(len(meta))
 	b := binary.LittleEndian.AppendUint32(z.bytes[:0], ^uint32(0))
 	b = binary.LittleEndian.AppendUint32(b, uint32(size))
