@@ -51,7 +51,7 @@ func openChild(c *Config) (*child, error) {
 		return nil, fmt.Errorf("greet the control plane: %w", err)
 	}
 	x := &child{lifeline: lifeline, key: private, public: spki, first: make(chan schemas.RunnerRef, 1)}
-	x.linked.open(c.Log)
+	x.open(c.Log)
 	return x, nil
 }
 

@@ -36,7 +36,7 @@ func openDialled(c *Config) (*dialled, error) {
 		return nil, &ExitError{Code: ExitConfig, Err: err}
 	}
 	d := &dialled{store: store, renewals: newRenewals(store), enrolled: make(chan struct{}, 1)}
-	d.linked.open(c.Log)
+	d.open(c.Log)
 	if err := d.begin(c); err != nil {
 		_ = store.Close()
 		return nil, err

@@ -159,7 +159,7 @@ func TestWhatIsNotHandedOver(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer child.Close()
+			defer func() { _ = child.Close() }()
 			before := open()
 			if err := send(t, fds[0]); err != nil {
 				t.Fatal(err)

@@ -153,7 +153,7 @@ func (c *child) process(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer lifeline.Close() // an orphan would learn by it that it is one
+	defer func() { _ = lifeline.Close() }()
 	exited := make(chan struct{})
 	var ended error
 	started := make(chan error, 1)

@@ -260,13 +260,13 @@ func TestWhatCannotBeStarted(t *testing.T) {
 // A state folder that others can read, or that is none, is not used.
 func TestAStateFolderOfOthers(t *testing.T) {
 	dir := t.TempDir()
-	for name, make := range map[string]func(string) error{
+	for name, spoil := range map[string]func(string) error{
 		"open":   func(d string) error { return os.Mkdir(d, 0o755) },
 		"a link": func(d string) error { return os.Symlink(t.TempDir(), d) },
 		"a file": func(d string) error { return os.WriteFile(d, nil, 0o600) },
 	} {
 		state := filepath.Join(dir, name)
-		if err := make(state); err != nil {
+		if err := spoil(state); err != nil {
 			t.Fatal(err)
 		}
 		p := start(t, "runner", func(c *Config) { c.StateDir = state })
