@@ -84,7 +84,7 @@ func diagnose(c *cli.Context) error {
 func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runner.Diagnosis {
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	// What can't be hidden stays in sight while the doctor looks, no longer.
-	_ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET")
+	_, _ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET"), process.HideLogins()
 	if err != nil {
 		return runner.DiagnoseError(err)
 	}

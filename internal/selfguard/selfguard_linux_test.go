@@ -31,7 +31,7 @@ func must(t *testing.T, err error) {
 func again(t *testing.T, env ...string) {
 	t.Helper()
 	cmd := exec.Command(os.Args[0], "-test.run=^"+t.Name()+"$")
-	cmd.Env = append(env, role+"=1", "PATH="+os.Getenv("PATH"))
+	cmd.Env = append([]string{role + "=1", "PATH=" + os.Getenv("PATH")}, env...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}

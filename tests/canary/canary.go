@@ -55,21 +55,21 @@ func New() *Set {
 	return s
 }
 
-// Add makes a secret known. One that is known keeps its kind and the place of its birth. Its forms are those of text, unless raw says that
-// it is bytes. What is too short to be told from chance is not taken.
-func (s *Set) Add(kind, born string, secret []byte, raw bool) {
+// Add makes a secret known. One that is known keeps its kind and the place of its birth. What is too short to be told from chance is not
+// taken.
+func (s *Set) Add(kind, born string, secret []byte, shape Shape) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.add(kind, born, secret, raw)
+	s.add(kind, born, secret, shape)
 }
 
-func (s *Set) add(kind, born string, secret []byte, raw bool) {
+func (s *Set) add(kind, born string, secret []byte, shape Shape) {
 	if _, known := s.known[string(secret)]; known || len(secret) < shortest {
 		return
 	}
 	n := len(s.secrets)
 	s.secrets, s.known[string(secret)] = append(s.secrets, Secret{kind, born}), n
-	for _, f := range forms(secret, raw) {
+	for _, f := range forms(secret, shape) {
 		if len(f.text) < shortest {
 			continue
 		}

@@ -134,6 +134,9 @@ func TestEveryForm(t *testing.T) {
 					}
 				}
 			}
+			if lines := strings.Split(c.text, "\n"); c.kind == "private key" && !has(s.Find([]byte(lines[1]), nil), c.kind) {
+				t.Error("its first line is not found")
+			}
 			if len(c.text) < 100 && !has(s.Find([]byte(c.text[:len(c.text)*3/4]), nil), c.kind) {
 				t.Error("three quarters of it are not found")
 			}
@@ -154,8 +157,8 @@ func TestEveryForm(t *testing.T) {
 func TestAdded(t *testing.T) {
 	s := New()
 	secret := "pa ss\"w<ö>rd+%/1"
-	s.Add("database password", "a test", []byte(secret), false)
-	s.Add("too short", "a test", []byte("abc"), false)
+	s.Add("database password", "a test", []byte(secret), Text)
+	s.Add("too short", "a test", []byte("abc"), Text)
 	for form, leak := range leaks(secret) {
 		if !has(s.Find([]byte("x"+leak), nil), "database password") {
 			t.Errorf("%s is not found", form)
@@ -170,7 +173,7 @@ func TestAdded(t *testing.T) {
 func TestWriter(t *testing.T) {
 	s := New()
 	secret := bytes.Repeat([]byte("0123456789abcdef"), 4)
-	s.Add("secret", "a test", secret, false)
+	s.Add("secret", "a test", secret, Random)
 	for _, part := range []int{1, 7, 1000, 1 << 20} {
 		w := s.NewWriter(nil)
 		stream := append(append(bytes.Repeat([]byte{'.'}, 4*overlap-30), secret...), bytes.Repeat([]byte{'.'}, 5*overlap)...)

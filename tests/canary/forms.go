@@ -13,6 +13,16 @@ import (
 // piece is how long a part of a long secret is that is found by itself: a text that was cut short shows a secret too.
 const piece = 16
 
+// Shape is what a secret looks like.
+type Shape int
+
+// The shapes.
+const (
+	Text   Shape = iota // a word of somebody's choice
+	Random              // text of random characters: a piece of it tells as much as its length
+	Bytes               // no text
+)
+
 // form is one way in which a secret may be written.
 type form struct {
 	name string
@@ -20,7 +30,7 @@ type form struct {
 }
 
 // forms are all of them, the plainest first.
-func forms(secret []byte, raw bool) []form {
+func forms(secret []byte, shape Shape) []form {
 	all := []form{{"as it is", secret}}
 	add := func(name string, texts ...string) {
 		for _, text := range texts {
@@ -38,7 +48,7 @@ func forms(secret []byte, raw bool) []form {
 	add("quoted", quoted[1:len(quoted)-1])
 	ascii := strconv.QuoteToASCII(string(secret))
 	add("quoted", ascii[1:len(ascii)-1])
-	if raw {
+	if shape == Bytes {
 		return all
 	}
 	var plain strings.Builder
@@ -47,7 +57,7 @@ func forms(secret []byte, raw bool) []form {
 	if escaped, err := json.Marshal(string(secret)); err == nil && encode.Encode(string(secret)) == nil {
 		add("JSON", string(escaped[1:len(escaped)-1]), strings.Trim(plain.String(), "\n")[1:plain.Len()-2])
 	}
-	if len(secret) >= 2*piece {
+	if shape == Random {
 		for at := 0; at+piece <= len(secret); at += piece {
 			add("a piece of it", string(secret[at:at+piece]))
 		}

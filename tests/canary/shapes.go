@@ -17,10 +17,10 @@ import (
 
 // credential is a secret that was recognised by its form.
 type credential struct {
-	kind string
-	core []byte // what is secret of it
-	raw  bool
-	size int // of the text that it was read from
+	kind  string
+	core  []byte // what is secret of it
+	shape Shape
+	size  int // of the text that it was read from
 }
 
 // shapes are the forms of this platform's credentials. read takes those that text begins with.
@@ -61,7 +61,7 @@ func readSeed(kind string, text []byte) []credential {
 	if err != nil {
 		return nil
 	}
-	return []credential{{kind: kind, core: text, size: len(text)}, {kind: kind, core: raw, raw: true, size: len(text)}}
+	return []credential{{kind: kind, core: text, shape: Random, size: len(text)}, {kind: kind, core: raw, shape: Bytes, size: len(text)}}
 }
 
 func readSessionToken(text []byte) []credential {
@@ -70,7 +70,7 @@ func readSessionToken(text []byte) []credential {
 		return nil
 	}
 	core := token[len(schemas.SessionTokenPrefix):]
-	return []credential{{kind: "session token", core: core, size: len(token)}, {kind: "session token", core: decoded(core), raw: true, size: len(token)}}
+	return []credential{{kind: "session token", core: core, shape: Random, size: len(token)}, {kind: "session token", core: decoded(core), shape: Bytes, size: len(token)}}
 }
 
 func readTicket(text []byte) []credential {
@@ -83,8 +83,8 @@ func readTicket(text []byte) []credential {
 	token := []byte(encoded(t.Token[:]))
 	// In a ticket's text the token stands behind ten bytes, {"token":", in base64.
 	list := []credential{
-		{kind: "ticket", core: token}, {kind: "ticket", core: t.Token[:], raw: true}, {kind: "ticket", core: []byte(inBase64(base64.RawURLEncoding, token, 10%3))},
-		{kind: ProofKey, core: proof[:], raw: true},
+		{kind: "ticket", core: token, shape: Random}, {kind: "ticket", core: t.Token[:], shape: Bytes}, {kind: "ticket", core: []byte(inBase64(base64.RawURLEncoding, token, 10%3)), shape: Random},
+		{kind: ProofKey, core: proof[:], shape: Bytes},
 	}
 	for i := range list {
 		list[i].size = len(found)
@@ -110,32 +110,45 @@ func readKey(text []byte) []credential {
 		return nil
 	}
 	size := len(text) - len(rest)
-	var list []credential
-	lines := strings.Split(strings.TrimSpace(string(text[:size])), "\n")
-	for _, line := range lines[1 : len(lines)-1] {
-		if line = strings.TrimSpace(line); len(line) == 64 { // the last line may be of the public key alone
-			list = append(list, credential{kind: "private key", core: []byte(line), size: size})
-		}
-	}
-	list = append(list, credential{kind: "private key", core: block.Bytes, raw: true, size: size})
-	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
-	if err != nil {
-		parsed, err = x509.ParseECPrivateKey(block.Bytes)
-	}
-	if err != nil {
+	list := []credential{{kind: "private key", core: block.Bytes, shape: Bytes, size: size}}
+	number := secretNumber(block.Bytes)
+	if number == nil {
 		return list
+	}
+	list = append(list, credential{kind: "private key", core: number, shape: Bytes, size: size},
+		credential{kind: "private key", core: []byte(decimal(number)), size: size})
+	// The number as it stands in the lines of PEM: what is around it in them is in certificates too.
+	at := bytes.Index(block.Bytes, number)
+	line := base64.StdEncoding.EncodeToString(block.Bytes)
+	for from, end := (at*8+5)/6, (at+len(number))*8/6; from < end; {
+		to := min(end, (from/pemLine+1)*pemLine)
+		list = append(list, credential{kind: "private key", core: []byte(line[from:to]), size: size})
+		from = to
+	}
+	return list
+}
+
+// pemLine is how many characters PEM has in a line.
+const pemLine = 64
+
+// secretNumber is what is secret of a private key in PKCS#8 or SEC 1; nil for a kind that this platform has none of.
+func secretNumber(der []byte) []byte {
+	parsed, err := x509.ParsePKCS8PrivateKey(der)
+	if err != nil {
+		parsed, err = x509.ParseECPrivateKey(der)
+	}
+	if err != nil {
+		return nil
 	}
 	switch key := parsed.(type) {
 	case *ecdsa.PrivateKey:
-		scalar, err := key.Bytes()
-		if err == nil {
-			list = append(list, credential{kind: "private key", core: scalar, raw: true, size: size},
-				credential{kind: "private key", core: []byte(decimal(scalar)), size: size})
+		if number, err := key.Bytes(); err == nil {
+			return number
 		}
 	case ed25519.PrivateKey:
-		list = append(list, credential{kind: "private key", core: key.Seed(), raw: true, size: size})
+		return key.Seed()
 	}
-	return list
+	return nil
 }
 
 // Learn makes known every credential that stands in text: tokens, tickets, seeds, keys. born is where that is.
@@ -161,6 +174,6 @@ func (s *Set) Learn(born string, text []byte) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, c := range all {
-		s.add(c.kind, born, bytes.Clone(c.core), c.raw)
+		s.add(c.kind, born, bytes.Clone(c.core), c.shape)
 	}
 }

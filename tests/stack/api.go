@@ -50,7 +50,8 @@ func (a *API) Send(t testing.TB, ctx context.Context, method, path string, body 
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	resp, err := http.DefaultClient.Do(req)
+	client := http.Client{Transport: Listen(t, http.DefaultTransport)}
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}

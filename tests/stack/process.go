@@ -2,17 +2,22 @@ package stack
 
 import (
 	"bufio"
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/tests/canary"
 )
 
 // Patience bounds every wait of a test for an event: it is how long a hung test takes to fail, not how long anything takes.
@@ -26,10 +31,20 @@ type Process struct {
 	Stdout *Lines
 	Stderr *Lines
 	exited chan struct{}
+
+	folders []string // where it may leave files
+	shows   bool     // it makes a secret and prints it
+	shown   shown
+	past    atomic.Bool  // its start
+	given   []canary.Hit // on its command line, by the test
 }
 
-// Start runs path with args and exactly env, beside PATH, HOME and TMPDIR; a race detector in it does not linger at the exit. It is killed, if still there, when the test ends, and its log is
-// shown when the test failed.
+// LogLevel is LOG_LEVEL of all processes that don't have one of their own: whatever they can write is searched for secrets.
+var LogLevel = "debug"
+
+// Start runs path with args and exactly env, beside PATH, HOME, TMPDIR and LOG_LEVEL, in a folder of its own; a race detector in it does
+// not linger at the exit. It is killed, if still there, when the test ends, and its log is shown when the test failed. The test fails if the
+// process shows a secret anywhere: see Secrets.
 func Start(t testing.TB, name, path string, env map[string]string, args ...string) *Process {
 	t.Helper()
 	return StartWith(t, name, path, env, nil, args...)
@@ -39,16 +54,33 @@ func Start(t testing.TB, name, path string, env map[string]string, args ...strin
 func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.Reader, args ...string) *Process {
 	t.Helper()
 	p := &Process{Name: name, cmd: exec.Command(path, args...), //nolint:gosec,noctx // a test names it, and ends it by signals
-		Stdout: newLines(), Stderr: newLines(), exited: make(chan struct{})}
-	home := env["HOME"]
-	if home == "" {
-		home = t.TempDir()
+		Stdout: newLines(), Stderr: newLines(), exited: make(chan struct{}), shows: shows(args)}
+	var err error
+	here := t.TempDir()
+	home, temporary := filepath.Join(here, "home"), filepath.Join(here, "tmp")
+	for _, dir := range []string{home, temporary} {
+		if err := os.Mkdir(dir, 0o700); err != nil {
+			t.Fatal(err)
+		}
 	}
-	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + os.TempDir(), "GORACE=atexit_sleep_ms=0"}
+	p.cmd.Dir = here
+	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + temporary, "GORACE=atexit_sleep_ms=0", "LOG_LEVEL=" + LogLevel}
 	for k, v := range env {
 		p.cmd.Env = append(p.cmd.Env, k+"="+v)
 	}
+	p.folders = foldersOf(here, env, args)
+	learnEnvironment(name, env)
+	var given []byte
+	if text, ok := stdin.(*strings.Reader); ok {
+		if given, err = io.ReadAll(text); err != nil {
+			t.Fatal(err)
+		}
+		stdin = bytes.NewReader(given)
+	}
+	learnInputs(name, args, given)
+	p.given = Secrets.Find([]byte(strings.Join(args, "\n")), nothing)
 	p.cmd.Stdin = stdin
+	lookAtAll()
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -61,9 +93,18 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 		t.Fatalf("start %s: %v", name, err)
 	}
 	p.PID = p.cmd.Process.Pid
+	p.enlist()
 	var read sync.WaitGroup
-	read.Go(func() { p.Stdout.readFrom(stdout) })
-	read.Go(func() { p.Stderr.readFrom(stderr) })
+	var once sync.Once
+	began := func(string) { once.Do(func() { p.look(family()) }) }
+	read.Go(func() {
+		p.Stdout.readFrom(stdout, func(line string) {
+			if p.shows {
+				Secrets.Learn(p.output(), []byte(line))
+			}
+		}, began)
+	})
+	read.Go(func() { p.Stderr.readFrom(stderr, nil, began) })
 	go func() {
 		read.Wait()
 		_ = p.cmd.Wait() // the state is read from ProcessState
@@ -71,8 +112,11 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	}()
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Signal(syscall.SIGCONT)
+		lookAtAll()
+		p.discharge()
 		_ = p.cmd.Process.Kill()
 		<-p.exited
+		p.inspect(t)
 		if t.Failed() {
 			t.Logf("log of %s (process %d):\n%s", name, p.PID, p.Stderr)
 		}
@@ -80,9 +124,26 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	return p
 }
 
+// foldersOf are those in which a process may leave something: here, where it runs, and those that it is told of.
+func foldersOf(here string, env map[string]string, args []string) []string {
+	folders := []string{here}
+	for _, variable := range []string{"HOME", "XDG_CONFIG_HOME", "RUNBUS_DATA_DIR", "CORE_RUNNER_STATE_DIR", "CORE_RUNNER_CA_DIR"} {
+		if dir := env[variable]; dir != "" {
+			folders = append(folders, dir)
+		}
+	}
+	for i, arg := range args {
+		if i > 0 && (args[i-1] == "--data-dir" || args[i-1] == "--state-dir") {
+			folders = append(folders, arg)
+		}
+	}
+	return folders
+}
+
 // Signal sends one.
 func (p *Process) Signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
+	lookAtAll()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatalf("signal %v to %s: %v", s, p.Name, err)
 	}
@@ -141,10 +202,14 @@ type Lines struct {
 
 func newLines() *Lines { return &Lines{change: make(chan struct{})} }
 
-func (l *Lines) readFrom(r io.Reader) {
+// readFrom reads to the end. first, if any, is called with each line before it can be awaited, then after it.
+func (l *Lines) readFrom(r io.Reader, first, then func(line string)) {
 	buf := bufio.NewReaderSize(r, 1<<20)
 	for {
 		line, err := buf.ReadString('\n')
+		if first != nil {
+			first(line)
+		}
 		l.mu.Lock()
 		if line != "" {
 			l.lines = append(l.lines, strings.TrimSuffix(line, "\n"))
@@ -156,7 +221,15 @@ func (l *Lines) readFrom(r io.Reader) {
 		if err != nil {
 			return
 		}
+		then(line)
 	}
+}
+
+// any reports whether there is a line.
+func (l *Lines) any() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.lines) > 0
 }
 
 // String is all of it.

@@ -48,7 +48,9 @@ func StartPlane(t testing.TB, race bool, env map[string]string) *Plane {
 	maps.Copy(all, env)
 	p := &Plane{Process: Start(t, "control plane", bin.Face, all), Bin: bin, Env: all}
 	ReadyLine(t, p.Process, &p.Endpoints)
+	p.learnFiles()
 	p.Admin = &API{URL: p.HTTP, Token: ReadToken(t, p.AdminToken)}
+	t.Cleanup(func() { p.Sweep(t) })
 	return p
 }
 

@@ -1,0 +1,128 @@
+package stack
+
+import (
+	"bytes"
+	"debug/elf"
+	"errors"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/org-runink/runbus/tests/canary"
+)
+
+// inspect fails the test for each secret that a process, which has ended, showed: in its log and its output, in what the kernel showed of
+// it, and in the files that it left, but for those that are there to keep secrets. A command that makes a secret may print that one.
+func (p *Process) inspect(t testing.TB) {
+	t.Helper()
+	p.learnFiles()
+	own := nothing
+	if p.shows {
+		own = func(s canary.Secret) bool { return s.Born == p.output() }
+	}
+	Inspect(t, p.output(), []byte(p.Stdout.String()), own)
+	Inspect(t, "the log of "+p.Name, []byte(p.Stderr.String()), nothing)
+	for _, s := range p.shown.all() {
+		may := nothing
+		if s.given { // what a test puts there on purpose is refused, but stands there until then
+			may = func(s canary.Secret) bool {
+				return slices.ContainsFunc(p.given, func(h canary.Hit) bool { return h.Secret == s })
+			}
+		}
+		Inspect(t, s.sink, s.text, may)
+	}
+	for _, folder := range p.folders {
+		inspectFolder(t, folder, p.Name)
+	}
+}
+
+func (p *Process) output() string { return "the output of " + p.Name }
+
+// learnFiles makes known what the private files of the process hold now.
+func (p *Process) learnFiles() {
+	for _, folder := range p.folders {
+		root, err := os.OpenRoot(folder)
+		if err != nil {
+			continue // not made yet
+		}
+		_ = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error { // what is gone by now is learned of elsewhere
+			if err != nil || !d.Type().IsRegular() || !isPrivate(folder+"/"+path) {
+				return nil //nolint:nilerr // as above
+			}
+			if body, err := root.ReadFile(path); err == nil {
+				Secrets.Learn("file "+filepath.Base(path), body)
+			}
+			return nil
+		})
+		_ = root.Close()
+	}
+}
+
+// blind is in the description of a stream whose files hold what no search can find.
+var blind = [][]byte{[]byte(`"compression":"s2"`), []byte(`"cipher":"`)}
+
+// inspectFolder looks at all files in a folder, core files and streams too. Private ones must be their owner's alone.
+func inspectFolder(t testing.TB, folder, whose string) {
+	t.Helper()
+	root, err := os.OpenRoot(folder)
+	if err != nil {
+		return // never made, or no folder: the process has said so
+	}
+	defer root.Close() //nolint:errcheck // nothing was written
+	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil || !d.Type().IsRegular() {
+			return err
+		}
+		sink := "file " + path + " of " + whose
+		if isPrivate(folder + "/" + path) {
+			if info, err := d.Info(); err == nil && info.Mode().Perm()&0o077 != 0 {
+				t.Errorf("LEAK private key in %s: others may read it (mode %04o)", sink, info.Mode().Perm())
+			}
+			return nil
+		}
+		f, err := root.Open(path)
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		if filepath.Base(path) == "meta.inf" {
+			body, err := io.ReadAll(f)
+			for _, mark := range blind {
+				if err == nil && bytes.Contains(body, mark) {
+					t.Errorf("%s: the stream's files can't be searched: %s", sink, mark)
+				}
+			}
+			Inspect(t, sink, body, nothing)
+			return err
+		}
+		look := Secrets.NewWriter(nothing)
+		if isCore(f) {
+			t.Errorf("LEAK memory in %s: it is a core file", sink)
+			return nil // of a terabyte with holes, if the race detector is in it
+		}
+		if _, err := io.Copy(look, f); err != nil {
+			return err
+		}
+		report(t, sink, look.Hits())
+		return nil
+	})
+	if err != nil {
+		t.Errorf("look at the files of %s: %v", whose, err)
+	}
+}
+
+// isCore reports whether a file is a core file.
+func isCore(f io.ReaderAt) bool {
+	var head [18]byte
+	n, err := f.ReadAt(head[:], 0)
+	return err == nil && n == len(head) && bytes.HasPrefix(head[:], []byte("\x7fELF")) && elf.Type(head[16]) == elf.ET_CORE
+}

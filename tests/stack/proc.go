@@ -1,0 +1,135 @@
+package stack
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+)
+
+// alive is every process of this run of tests that has not ended.
+var alive struct {
+	mu  sync.Mutex
+	all []*Process
+}
+
+func (p *Process) enlist() {
+	alive.mu.Lock()
+	defer alive.mu.Unlock()
+	alive.all = append(alive.all, p)
+}
+
+func (p *Process) discharge() {
+	alive.mu.Lock()
+	defer alive.mu.Unlock()
+	alive.all = slices.DeleteFunc(alive.all, func(q *Process) bool { return q == p })
+}
+
+// lookAtAll takes down what the kernel shows of all processes now, and makes the keys known that they hold now.
+func lookAtAll() {
+	alive.mu.Lock()
+	all := slices.Clone(alive.all)
+	alive.mu.Unlock()
+	if len(all) == 0 {
+		return
+	}
+	children := family()
+	for _, p := range all {
+		p.learnFiles()
+		p.look(children)
+	}
+}
+
+// family is the children of each process.
+func family() map[int][]int {
+	children := map[int][]int{}
+	stats, err := filepath.Glob("/proc/[0-9]*/stat")
+	if err != nil {
+		return children
+	}
+	for _, file := range stats {
+		b, err := os.ReadFile(file)
+		if err != nil {
+			continue // it has ended
+		}
+		// The program's name, in parentheses, may hold anything; behind it are the state and the parent.
+		fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
+		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
+		if err != nil || len(fields) < 2 {
+			continue
+		}
+		if parent, err := strconv.Atoi(string(fields[1])); err == nil {
+			children[parent] = append(children[parent], pid)
+		}
+	}
+	return children
+}
+
+// Look takes down what the kernel shows of the process and of all below it. Call it when a process that says nothing is past its start.
+func (p *Process) Look() {
+	p.past.Store(true)
+	p.look(family())
+}
+
+// look takes down the command line and the environment of the process and of all below it. What it was started with counts once it has
+// said something: a ticket comes in a variable, and is taken out of it before anything else happens. An environment that only root may
+// read shows nothing to others.
+func (p *Process) look(children map[int][]int) {
+	select {
+	case <-p.exited:
+		return
+	default:
+	}
+	past := p.past.Load() || p.Stdout.any() || p.Stderr.any()
+	for queue := []int{p.PID}; len(queue) > 0; queue = queue[1:] {
+		queue = append(queue, children[queue[0]]...)
+		dir := "/proc/" + strconv.Itoa(queue[0])
+		whose := "of "
+		if queue[0] != p.PID {
+			whose = "of a child of "
+		}
+		for _, file := range []struct {
+			name, what string
+			counts     bool
+		}{{"cmdline", "the command line ", true}, {"environ", "the environment ", past}} {
+			if b, err := os.ReadFile(filepath.Join(dir, file.name)); err == nil && file.counts && len(b) > 0 {
+				p.shown.Store(file.what+whose+p.Name, b, queue[0] == p.PID && file.name == "cmdline")
+			}
+		}
+	}
+}
+
+// shown is what the kernel showed of a process, each text once.
+type shown struct {
+	mu   sync.Mutex
+	seen map[string]bool
+	list []sight
+}
+
+type sight struct {
+	sink  string
+	text  []byte
+	given bool // by who started it
+}
+
+// Store keeps a text.
+func (s *shown) Store(sink string, text []byte, given bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if key := sink + "\x00" + string(text); !s.seen[key] {
+		if s.seen == nil {
+			s.seen = map[string]bool{}
+		}
+		s.seen[key] = true
+		s.list = append(s.list, sight{sink, text, given})
+	}
+}
+
+// all is what was kept.
+func (s *shown) all() []sight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.list)
+}
