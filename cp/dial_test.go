@@ -44,7 +44,7 @@ func TestWhatTheOperatorKeepsFromBeingDialled(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	knocked := make(chan struct{}, 1)
 	go func() {
 		for {

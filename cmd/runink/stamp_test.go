@@ -35,10 +35,11 @@ func TestALinkAndTheErrorOfItsNewAddress(t *testing.T) {
 		LastError string     `json:"lastError"`
 		NextTry   *time.Time `json:"nextTry"`
 	}{Connected: true, Since: &now, PeerAddr: "192.0.2.1:7443", LastError: "nothing listens at 192.0.2.2:7443"}
-	text := ""
+	var lines []string
 	for _, f := range r.fields(now) {
-		text += f.name + ": " + f.value + "\n"
+		lines = append(lines, f.name+": "+f.value)
 	}
+	text := strings.Join(lines, "\n")
 	for _, want := range []string{"dialled: linked to 192.0.2.1:7443", "last dial: failed: nothing listens at 192.0.2.2:7443"} {
 		if !strings.Contains(text, want) {
 			t.Errorf("%q is not in\n%s", want, text)

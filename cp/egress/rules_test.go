@@ -89,7 +89,7 @@ func TestTheLists(t *testing.T) {
 
 func TestListsThatAreWrong(t *testing.T) {
 	for text, want := range map[string]string{
-		" , ": "no entry", "edge.example.com": "names are resolved", "edge.example.com:7443": "names are resolved", "10.0.0.1/8": "did you mean 10.0.0.0/8",
+		",": "no entry", "edge.example.com": "names are resolved", "edge.example.com:7443": "names are resolved", "10.0.0.1/8": "did you mean 10.0.0.0/8",
 		"10.0.0.0/8:": "colon", "10.0.0.0/8:0": "port", "10.0.0.0/8:99999": "port", "10.0.0.0/8:9-8": "port", "10.0.0.0/8:a": "port",
 		"[::1": "bracket", "[::1]x": "bracket", "[::1]:": "bracket", "[10.0.0.1]:80": "bracket", "fe80::1%eth0": "names are resolved", "10.0.0.0/33": "names are resolved",
 		"10.0.0.0/8,x" + strings.Repeat("y", 200): "…", strings.Repeat("*,", 1001): "more than 1000",

@@ -27,8 +27,9 @@ import (
 const (
 	// DefaultLeafLife is the life of a runner's certificate (SPEC C5; CORE_RUNNER_LEAF_LIFE).
 	DefaultLeafLife = 24 * time.Hour
-	// MinLeafLife and MaxLeafLife bound it. What lives under three minutes is renewed all the time: for tests.
+	// MinLeafLife is the least that it may be. What lives under three minutes is renewed all the time: for tests.
 	MinLeafLife = 10 * time.Second
+	// MaxLeafLife is the most that it may be.
 	MaxLeafLife = 30 * 24 * time.Hour
 	// RenewableFor is how long after its end a certificate can still be renewed, and do nothing else (SPEC C13).
 	RenewableFor = 7 * 24 * time.Hour

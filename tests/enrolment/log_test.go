@@ -25,7 +25,7 @@ func TestAFailedEnrolmentIsLoggedOnce(t *testing.T) {
 	h.stop()
 	store, err := identity.Open(h.dir)
 	must(t, err)
-	defer store.Close()
+	defer func() { _ = store.Close() }()
 	use, err := store.Admit(&old, h.clock.now())
 	must(t, err)
 	var logged logBuffer
