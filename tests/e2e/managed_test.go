@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -215,6 +216,9 @@ func wantBareProcess(t *testing.T, pid int) {
 	t.Helper()
 	for _, file := range []string{"cmdline", "environ"} {
 		b, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", pid, file))
+		if file == "environ" && errors.Is(err, os.ErrPermission) && os.Getuid() != 0 {
+			continue // its own user can't read it: better still, and what is in it the tests of cp/managed see
+		}
 		if err != nil {
 			t.Fatal(err)
 		}
