@@ -28,21 +28,49 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-const runnerRole = "runner"
+// The roles of child processes: the product's runner, which has one of Go's processors while that is enough, and the runner's side of the
+// controls, which have Go's default as their users would.
+const (
+	runnerRole   = "runner"
+	controlsRole = "controls"
+)
 
-// child is the runner's process, as its parent has it. Commands go to its standard input, each is answered by a line.
+// children are the processes on the runner's side: the product's, and that of all controls.
+type children struct{ runner, controls *child }
+
+func startChildren(p *plane, dir, journal string) (c children, err error) {
+	if c.runner, err = startChild(p, runnerRole, dir, journal); err != nil {
+		return c, err
+	}
+	if c.controls, err = startChild(p, controlsRole, dir, journal); err != nil {
+		return c, errors.Join(err, c.runner.stop())
+	}
+	return c, nil
+}
+
+// of is the process that answers a path.
+func (c children) of(path string) *child {
+	if path == productPath {
+		return c.runner
+	}
+	return c.controls
+}
+
+func (c children) stop() error { return errors.Join(c.runner.stop(), c.controls.stop()) }
+
+// child is one such process, as its parent has it. Commands go to its standard input, each is answered by a line.
 type child struct {
 	cmd *exec.Cmd
 	in  io.WriteCloser
 	out *bufio.Reader
 }
 
-func startChild(p *plane, dir, journal string) (*child, error) {
+func startChild(p *plane, role, dir, journal string) (*child, error) {
 	exe, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
-	c := &child{cmd: exec.Command(exe, runnerRole)}
+	c := &child{cmd: exec.Command(exe, role)}
 	c.cmd.Env = append(os.Environ(), "RUNNER_ENROLL_ADDR="+p.server.Addr(), "RUNNER_ENROLL_TOKEN="+p.token, "RUNNER_ENROLL_CA="+p.caFile,
 		"RUNNER_ID="+runnerID, "RUNNER_CONCURRENCY=1024", "RUNNER_JOURNAL="+journal,
 		"CORE_RUNNER_STATE_DIR="+filepath.Join(dir, "runner"), "BENCH_TWIN="+p.grpc.addr)
@@ -60,7 +88,7 @@ func startChild(p *plane, dir, journal string) (*child, error) {
 	}
 	line, err := c.out.ReadString('\n')
 	if err != nil || line != "ready\n" {
-		return nil, errors.Join(fmt.Errorf("the runner's process did not start: %q, %w", line, err), c.stop())
+		return nil, errors.Join(fmt.Errorf("the process of the %s did not start: %q, %w", role, line, err), c.stop())
 	}
 	return c, nil
 }
@@ -76,7 +104,7 @@ func (c *child) ask(command string) (string, error) {
 func (c *child) command(command string) error {
 	line, err := c.ask(command)
 	if err == nil && line != "ok" {
-		err = fmt.Errorf("the runner's process: %s", line)
+		err = fmt.Errorf("a child process: %s", line)
 	}
 	return err
 }
@@ -95,7 +123,7 @@ func (c *child) resultSize(n int) error { return c.command("size " + strconv.Ito
 // stop closes the child's input, which ends it.
 func (c *child) stop() error { return errors.Join(c.in.Close(), c.cmd.Wait()) }
 
-// runRunner is the child: the product's runner, and the runner's side of the controls.
+// runRunner is the child that is the product's runner.
 func runRunner() error {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -109,46 +137,65 @@ func runRunner() error {
 	}
 	defer null.Close()
 	cfg.Log = slog.New(slog.NewTextHandler(null, nil)) // the lines are made and written as ever
-	row := make([]byte, 1024)
-	_, _ = rand.Read(row) // does not fail
-	nothing, err := newNothing(row)
+	nothing, err := newNothing(randomBytes(1024))
 	if err != nil {
 		return err
 	}
 	cfg.FitProcessors = true // as core-runner does
 	cfg.Connectors = func(string) (source.Connector, error) { return nothing, nil }
-	token, ca, addr := cfg.Token, cfg.CA, cfg.Addrs[0]
 	agent, err := runner.New(cfg)
 	if err != nil {
 		return err
 	}
-	failed := make(chan error, 2)
+	failed := make(chan error, 1)
 	go func() { failed <- agent.Run(ctx) }()
+	return serve(nil, failed)
+}
 
-	var result atomic.Pointer[[]byte]
-	result.Store(&row)
-	if err := answerRaw(addr, ca, token, &result); err != nil {
+// runControls is the child that answers the controls.
+func runControls() error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	cfg, err := runner.ConfigFromEnv(os.Getenv)
+	if err != nil {
 		return err
 	}
-	pem, err := os.ReadFile(ca)
+	var result atomic.Pointer[[]byte]
+	row := randomBytes(1024)
+	result.Store(&row)
+	if err := answerRaw(cfg.Addrs[0], cfg.CA, cfg.Token, &result); err != nil {
+		return err
+	}
+	pem, err := os.ReadFile(cfg.CA)
 	if err != nil {
 		return err
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(pem)
+	failed := make(chan error, 1)
 	go func() {
 		failed <- attachRunner(ctx, os.Getenv("BENCH_TWIN"), &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}, &result)
 	}()
+	return serve(&result, failed)
+}
 
+// serve obeys the parent until that closes the input, or something has failed.
+func serve(result *atomic.Pointer[[]byte], failed <-chan error) error {
 	fmt.Println("ready")
 	ended := make(chan struct{})
-	go func() { obey(os.Stdin, &result); close(ended) }()
+	go func() { obey(os.Stdin, result); close(ended) }()
 	select {
 	case <-ended:
 		return nil
 	case err := <-failed:
 		return err
 	}
+}
+
+func randomBytes(n int) []byte {
+	b := make([]byte, n)
+	_, _ = rand.Read(b) // does not fail
+	return b
 }
 
 // obey does what the parent says until it closes the input.
@@ -166,8 +213,7 @@ func obey(in io.Reader, result *atomic.Pointer[[]byte]) {
 				answer = err.Error()
 				break
 			}
-			b := make([]byte, n)
-			_, _ = rand.Read(b)
+			b := randomBytes(n)
 			result.Store(&b)
 		case "profile":
 			f, err := os.Create(arg)

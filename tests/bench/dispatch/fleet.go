@@ -16,7 +16,7 @@ func (m meter) fleet(ctx context.Context, out io.Writer, p *plane, n int) error 
 	const inFlight = 16
 	measure := func() (byID []figures, err error) {
 		for range m.settings.repeat {
-			f, err := m.measure(ctx, p.fetch(runnerID), inFlight)
+			f, err := m.measure(ctx, productPath, p.fetch(runnerID), inFlight)
 			if err != nil {
 				return nil, err
 			}

@@ -41,8 +41,13 @@ type settings struct {
 func main() {
 	floor := make([]byte, 32<<20) // as the product's programs do (cmd/internal/process): the collector rests
 	defer runtime.KeepAlive(floor)
-	if len(os.Args) > 1 && os.Args[1] == runnerRole {
-		exit(runRunner())
+	if len(os.Args) > 1 {
+		switch os.Args[1] {
+		case runnerRole:
+			exit(runRunner())
+		case controlsRole:
+			exit(runControls())
+		}
 	}
 	var s settings
 	levels := flag.String("levels", "1,16,64,256", "dispatches in flight")
@@ -90,11 +95,11 @@ func run(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.stop()) }()
-	child, err := startChild(p, dir, s.journal)
+	children, err := startChildren(p, dir, s.journal)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, child.stop()) }()
+	defer func() { err = errors.Join(err, children.stop()) }()
 	if err := p.await(ctx, runnerID); err != nil {
 		return err
 	}
@@ -102,16 +107,17 @@ func run(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := child.resultSize(sizes.result); err != nil {
+	if err := children.controls.resultSize(sizes.result); err != nil {
 		return err
 	}
 	out := tables(s.json)
-	fmt.Fprintf(out, "assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes, %s a repetition, %d repetitions, the runner's journal %s\n\n",
+	fmt.Fprintf(out, "assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes a path, %s a repetition, %d repetitions, the runner's journal %s\n"+
+		"product: its runner has one of Go's processors while that is enough, as core-runner; raw and gRPC: Go's default\n\n",
 		sizes.assignment, sizes.result, s.span, s.repeat, s.journal)
 	all := map[string]path{}
 	for _, name := range s.paths {
 		switch name {
-		case "product":
+		case productPath:
 			all[name] = p.fetch(runnerID)
 		case "raw":
 			all[name], err = p.raw(sizes)
@@ -124,7 +130,7 @@ func run(ctx context.Context, s settings) (err error) {
 			return err
 		}
 	}
-	m := meter{child: child, waiting: p.waiting, settings: s}
+	m := meter{children: children, waiting: p.waiting, settings: s}
 	measured, err := m.compare(ctx, out, all)
 	if err != nil {
 		return err

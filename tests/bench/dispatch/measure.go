@@ -16,6 +16,9 @@ import (
 	"github.com/nats-io/nats.go"
 )
 
+// productPath is the name of the path that is compared with the others.
+const productPath = "product"
+
 // path is one dispatch from begin to end.
 type path func(ctx context.Context) error
 
@@ -29,7 +32,7 @@ type figures struct {
 }
 
 type meter struct {
-	child    *child
+	children children
 	waiting  *nats.Conn
 	settings settings
 }
@@ -40,14 +43,15 @@ func (m meter) messages() uint64 {
 	return s.InMsgs + s.OutMsgs
 }
 
-// measure runs p in a closed loop.
-func (m meter) measure(ctx context.Context, p path, inFlight int) (figures, error) {
+// measure runs the path of that name in a closed loop.
+func (m meter) measure(ctx context.Context, name string, p path, inFlight int) (figures, error) {
+	child := m.children.of(name)
 	if err := loop(ctx, p, inFlight, m.settings.warm, nil); err != nil {
 		return figures{}, err
 	}
 	runtime.GC()
 	hereBefore := cpuHere()
-	thereBefore, err := m.child.cpu()
+	thereBefore, err := child.cpu()
 	if err != nil {
 		return figures{}, err
 	}
@@ -59,7 +63,7 @@ func (m meter) measure(ctx context.Context, p path, inFlight int) (figures, erro
 	}
 	elapsed := time.Since(began)
 	here := cpuHere() - hereBefore
-	there, err := m.child.cpu()
+	there, err := child.cpu()
 	if err != nil {
 		return figures{}, err
 	}
@@ -118,13 +122,14 @@ func cpuHere() time.Duration {
 
 // profile runs a path once more under CPU profiles of both processes, and writes what they have allocated.
 func (m meter) profile(ctx context.Context, name string, p path, level int) error {
+	child := m.children.of(name)
 	base := filepath.Join(m.settings.profile, fmt.Sprintf("%s-%d", name, level))
 	f, err := os.Create(base + "-plane.pprof")
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	if err := m.child.command("profile " + base + "-runner.pprof"); err != nil {
+	if err := child.command("profile " + base + "-runner.pprof"); err != nil {
 		return err
 	}
 	if err := pprof.StartCPUProfile(f); err != nil {
@@ -132,7 +137,7 @@ func (m meter) profile(ctx context.Context, name string, p path, level int) erro
 	}
 	err = loop(ctx, p, level, 3*time.Second, nil)
 	pprof.StopCPUProfile()
-	return errors.Join(err, m.child.command("profiled "+base+"-runner-allocs.pprof"), writeAllocs(base+"-plane-allocs.pprof"))
+	return errors.Join(err, child.command("profiled "+base+"-runner-allocs.pprof"), writeAllocs(base+"-plane-allocs.pprof"))
 }
 
 // writeAllocs writes what this process has allocated since its start.

@@ -59,7 +59,7 @@ func (m meter) compare(ctx context.Context, out io.Writer, paths map[string]path
 		for i := range m.settings.repeat {
 			for j := range names {
 				name := names[(i+j)%len(names)] // who goes first changes
-				f, err := m.measure(ctx, paths[name], level)
+				f, err := m.measure(ctx, name, paths[name], level)
 				if err != nil {
 					return nil, fmt.Errorf("%s at %d: %w", name, level, err)
 				}
@@ -71,7 +71,7 @@ func (m meter) compare(ctx context.Context, out io.Writer, paths map[string]path
 			r.Medians = append(r.Medians, one)
 			fmt.Fprintf(out, "%-9d %-8s %12.0f %7.0f us %7.0f us %11.1f us %11.1f us %9.2f\n",
 				level, name, one.PerSecond, one.P50, one.P99, one.CPU, one.RunnerCPU, one.Messages)
-			if product := of["product"]; name != "product" && product != nil {
+			if product := of[productPath]; name != productPath && product != nil {
 				r.Ratios = append(r.Ratios, against(level, name, product, of[name]))
 			}
 		}
