@@ -20,7 +20,7 @@ type Sender struct {
 	replica           string
 	bad               error // the ids don't make a subject
 
-	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy
+	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy and not ready since
 
 	mu       sync.Mutex
 	out      outbox

@@ -47,7 +47,7 @@ type Senders struct {
 	mu      sync.Mutex
 	open    map[string]*Sender // by dispatch
 	ready   []*Sender          // with something to publish, in turn
-	lazy    []*Sender          // with something that may wait a little
+	lazy    []*Sender          // with something that may wait a little, if they linger still
 	spare   []*Sender          // memory for ready
 	waiting bool               // lingers runs
 	writing bool               // somebody has the writer's part
@@ -79,14 +79,14 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 // those of the assignment; a window of 0 means 1 MiB, more than 4 MiB means 4 MiB. A stream that is open for the dispatch is closed.
 func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Sender {
 	one := &Sender{}
-	s.OpenIn(one, dispatch, session, replica, windowBytes)
+	s.OpenIn(one, dispatch, session, replica, windowBytes, s.now())
 	return one
 }
 
-// OpenIn is Open in memory of the caller's: a Sender that was never used.
-func (s *Senders) OpenIn(one *Sender, dispatch, session, replica string, windowBytes int64) {
+// OpenIn is Open in memory of the caller's, a Sender that was never used, for who knows the time.
+func (s *Senders) OpenIn(one *Sender, dispatch, session, replica string, windowBytes int64, now time.Time) {
 	one.all, one.dispatch, one.session, one.replica = s, dispatch, session, replica
-	one.out.init(windowBytes, s.now())
+	one.out.init(windowBytes, now)
 	if !schemas.ValidToken(replica) || !schemas.ValidToken(dispatch) {
 		one.bad = schemas.Errorf(schemas.CodeInvalid, "replica %q and dispatch %q don't make a subject", clip(replica), clip(dispatch))
 	}
@@ -166,6 +166,7 @@ func poke(c chan<- struct{}) {
 
 // add makes a stream ready. The lock is held.
 func (s *Senders) add(one *Sender) {
+	one.lingers = false
 	if !one.queued {
 		one.queued = true
 		s.ready = append(s.ready, one)
@@ -288,11 +289,12 @@ func (s *Senders) write() {
 		case <-s.lingers.C:
 			s.mu.Lock()
 			s.waiting = false
-			for i, one := range s.lazy {
-				one.lingers = false
-				s.add(one)
-				s.lazy[i] = nil
+			for _, one := range s.lazy {
+				if one.lingers {
+					s.add(one)
+				}
 			}
+			clear(s.lazy)
 			s.lazy = s.lazy[:0]
 			s.mu.Unlock()
 		case <-tick.C:

@@ -104,7 +104,7 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 		tag: tagged{a.log.Handler(), m.GetDispatchId()},
 	}
 	w.sender = &w.own
-	a.senders.OpenIn(w.sender, w.id, w.session, m.GetReplica(), m.GetWindowBytes())
+	a.senders.OpenIn(w.sender, w.id, w.session, m.GetReplica(), m.GetWindowBytes(), began)
 	w.log = slog.New(&w.tag)
 	if w.task.credentialsFollow {
 		w.sealed = make(chan *runbusv1.SealedCredential, 1)
@@ -269,7 +269,9 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 	out := source.NewOutput(leaving, w.task.limits, w.progress)
 	stream.counts = out
 	defer stream.end()
-	w.log.LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
+	if w.log.Enabled(w.ctx, slog.LevelDebug) {
+		w.log.LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
+	}
 	env := w.agent.env
 	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
 	ctx, span := w.startSource(connector.Kind())
