@@ -110,7 +110,7 @@ func FreeAddress(t testing.TB, listen string) string {
 	t.Helper()
 	host, _, err := net.SplitHostPort(listen)
 	for tries := 0; err == nil && tries < 100; tries++ {
-		port := firstFreePort + rand.IntN(lastFreePort-firstFreePort)
+		port := firstFreePort + rand.IntN(lastFreePort-firstFreePort) //nolint:gosec // no secret
 		l, taken := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
 		if taken != nil {
 			continue
