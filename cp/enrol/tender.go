@@ -131,12 +131,18 @@ func (t *tender) keep(ctx context.Context, r roster.Runner) {
 	case <-t.wake:
 	case <-t.now: // it is connected
 	case <-t.redial:
-		if err := t.dial(ctx, r); err != nil && ctx.Err() == nil {
-			t.log.Warn("a second link, for the renewed certificate, did not come about", "error", err)
-			t.set(func(s *LinkState) { s.LastError = err.Error() })
-		}
+		t.renewed(ctx, r)
 	case <-t.link.ended:
 		t.hasEnded(ctx, r)
+	}
+}
+
+// renewed makes a second link to where the first one is, for the renewed certificate.
+func (t *tender) renewed(ctx context.Context, r roster.Runner) {
+	r.Address = t.link.address
+	if err := t.dial(ctx, r); err != nil && ctx.Err() == nil {
+		t.log.Warn("a second link, for the renewed certificate, did not come about", "error", err)
+		t.set(func(s *LinkState) { s.LastError = err.Error() })
 	}
 }
 
@@ -157,6 +163,12 @@ func (t *tender) move(ctx context.Context, r roster.Runner) {
 	if !t.moving {
 		t.moving, t.failures = true, 0
 		t.log.Info("the address was changed: the link is made anew", "from", t.link.address, "to", r.Address)
+	}
+	select {
+	case <-t.redial: // comes first: the certificate of the link that goes on may end
+		t.renewed(ctx, r)
+		return
+	default:
 	}
 	err := t.dial(ctx, r)
 	if ctx.Err() != nil {
@@ -214,9 +226,9 @@ func (t *tender) wait(ctx context.Context, r roster.Runner, why error) {
 	}
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	var ended chan struct{} // of the link beside which it is tried
+	var ended, redial chan struct{} // of the link beside which it is tried
 	if t.link != nil {
-		ended = t.link.ended
+		ended, redial = t.link.ended, t.redial
 	}
 	for {
 		select {
@@ -225,6 +237,9 @@ func (t *tender) wait(ctx context.Context, r roster.Runner, why error) {
 		case <-timer.C:
 			return
 		case <-ended:
+			return
+		case <-redial:
+			signal(t.redial) // who comes next sees to it
 			return
 		case <-t.now:
 			return

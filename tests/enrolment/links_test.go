@@ -255,6 +255,11 @@ func TestAnAddressChanges(t *testing.T) {
 		}
 	}
 	through()
+	a.Redial(r.ID) // for a renewed certificate: where the link is
+	second := l.take(t)
+	_ = first.Close()
+	first, server = second, a.server(t)
+	through()
 	p.moveTo(t, r.ID, l.addr) // back again
 	await(t, "the end of the error", func() bool { s := a.Link(r.ID); return s.Connected && s.LastError == "" && s.NextTry == nil })
 	through()
