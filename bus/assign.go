@@ -56,6 +56,7 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
+	r.patient = to.ChunksTell
 	all := r.all
 	all.assigning.Lock()
 	all.queue = append(all.queue, assignment{r, body, to.Assignments, t.clamped()})

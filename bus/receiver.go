@@ -26,6 +26,8 @@ type Receiver struct {
 	few  [4]Frame
 	done uint64 // number up to which is consumed
 
+	patient bool // the runner stands many results that are not acknowledged; belongs to who opened the stream
+
 	queued bool // guarded by all.mu: it is in all.ready
 
 	mu sync.Mutex
@@ -57,7 +59,7 @@ func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatc
 	r.in = inbox{}
 	r.in.init(min(most, window), most)
 	r.bundles, r.batch, r.nobody, r.err = false, 0, false, nil
-	r.got, r.at, r.done = r.few[:0], 0, 0
+	r.got, r.at, r.done, r.patient = r.few[:0], 0, 0, false
 	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed = false, false, false
 	r.news.Store(false)
 }

@@ -68,6 +68,7 @@ type Receivers struct {
 	stale   int                  // of them closed since
 	buried  tombstones
 	owed    []owedCredit       // acknowledgements of closed dispatches
+	patient int                // of them for runners that stand many
 	memory  []byte             // for credits that go out together; belongs to the writer
 	nowait  bool               // what is ready or owed goes out now
 	pending bool               // lingers runs
@@ -214,6 +215,9 @@ func (r *Receivers) forget(one *Receiver, last credit, owed bool) {
 	}
 	if owed {
 		r.owed = append(r.owed, owedCredit{one.ref, last, one.bundles})
+		if one.patient {
+			r.patient++
+		}
 		r.schedule(!one.bundles)
 	}
 	delete(r.open, one.dispatch)
@@ -244,9 +248,10 @@ func (r *Receivers) enqueue(one *Receiver, urgent bool) {
 }
 
 // Credits that no runner waits for go out together: when there are some, and else within restFor. A runner takes no more work when
-// 16 of its results are not acknowledged.
+// many of its results are not acknowledged: 16 for one that doesn't know chunks_tell, 256 for others, which are older and newer.
 const (
 	some    = 4
+	many    = 32
 	restFor = 8 * time.Millisecond
 )
 
@@ -254,7 +259,7 @@ const (
 func (r *Receivers) schedule(urgent bool) {
 	switch {
 	case r.nowait:
-	case urgent || len(r.ready)-r.stale+len(r.owed) >= some:
+	case urgent || (len(r.ready)-r.stale+len(r.owed)-r.patient)*(many/some)+r.patient >= many:
 		r.nowait = true
 		poke(r.wake)
 	case !r.pending:
@@ -295,7 +300,7 @@ func (r *Receivers) write() {
 		}
 		batch = append(batch, r.owed...)
 		clear(r.owed)
-		r.owed = r.owed[:0]
+		r.owed, r.patient = r.owed[:0], 0
 		r.nowait, r.pending = false, false
 		r.lingers.Stop()
 		r.buried.expire(now.Add(-r.timing.tombstone))

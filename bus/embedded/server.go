@@ -33,6 +33,7 @@ type Server struct {
 
 	webSocket bool // there is such a listener
 	gate      *gate
+	ops       *server.Account // of this start for good: the configuration is not loaded again
 
 	mu      sync.Mutex
 	stopped bool
@@ -80,6 +81,10 @@ func Start(c Config) (*Server, error) {
 	if err := s.awaitReady(); err != nil {
 		s.Shutdown()
 		return nil, err
+	}
+	if s.ops, err = ns.LookupAccount("OPS"); err != nil {
+		s.Shutdown()
+		return nil, fmt.Errorf("find the account of ops: %w", err)
 	}
 	s.log.quiet.Store(false)
 	return s, nil
@@ -200,10 +205,7 @@ func hostOf(address string) string {
 
 // Watched reports whether anybody in account OPS, here or at another server of the cluster, subscribes a subject that is not
 // imported there.
-func (s *Server) Watched(subject string) bool {
-	account, err := s.ns.LookupAccount("OPS")
-	return err == nil && account.SubscriptionInterest(subject)
-}
+func (s *Server) Watched(subject string) bool { return s.ops.SubscriptionInterest(subject) }
 
 // ID is the server's id: what `$SYS.REQ.SERVER.<id>.KICK` names, another one at each start.
 func (s *Server) ID() string { return s.ns.ID() }
