@@ -168,7 +168,7 @@ const mostPages = 50
 
 func fetchListCommand() *cli.Command {
 	return remote("list", "list the fetches of the last day: those that run, then the newest", "", []cli.Flag{
-		&cli.StringFlag{Name: "runner", Usage: "only those of the runner with this `ID`"},
+		&cli.StringFlag{Name: "runner", Usage: "only those of this runner, by its `ID` or a dialled one's name"},
 		&cli.StringFlag{Name: "outcome", Usage: "only `OUTCOME`: running, completed, refused, failed, cancelled, deadline, runner_lost or outcome_unknown"},
 		&cli.IntFlag{Name: "limit", Value: 50, Usage: "fetches at most (1-1000)"},
 	}, func(c *cli.Context) error {

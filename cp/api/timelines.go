@@ -19,7 +19,7 @@ import (
 type timelinesInput struct {
 	Limit   int    `query:"limit" default:"50" minimum:"1" maximum:"1000" doc:"Fetches at most"`
 	Before  string `query:"before" maxLength:"64" doc:"Where the page before ended: from its Link header"`
-	Runner  string `query:"runner" maxLength:"64" doc:"Only those of the runner of this id"`
+	Runner  string `query:"runner" maxLength:"64" doc:"Only those of the runner of this id, or of the dialled one of this name"`
 	Outcome string `query:"outcome" enum:"running,completed,refused,failed,cancelled,deadline,runner_lost,outcome_unknown" doc:"Only those that ended so, or run"`
 }
 
@@ -34,7 +34,11 @@ func (s *server) listTimelines(ctx context.Context, in *timelinesInput) (*timeli
 	if err := inTenant(p); err != nil {
 		return nil, err
 	}
-	page, err := s.Recorder.List(ctx, p.Tenant, trace.Query{Runner: in.Runner, Outcome: in.Outcome, Limit: in.Limit, Before: in.Before})
+	runner := in.Runner
+	if dialled, ok, err := s.Roster.Find(p.Tenant, runner); err == nil && ok { // what was fetched is seen without the registry too
+		runner = dialled.ID
+	}
+	page, err := s.Recorder.List(ctx, p.Tenant, trace.Query{Runner: runner, Outcome: in.Outcome, Limit: in.Limit, Before: in.Before})
 	if err != nil {
 		return nil, problemOf(err)
 	}

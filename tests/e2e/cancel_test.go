@@ -46,9 +46,13 @@ func endOf(t *testing.T, plane *stack.Plane, dispatch string, seen map[string]bo
 // D12 on a database: however the caller cancels, the query is gone from pg_stat_activity and the outcome is `cancelled`.
 func TestCancelledQueryIsGone(t *testing.T) {
 	t.Parallel()
+	stack.EachLink(t, cancelledQueryIsGone)
+}
+
+func cancelledQueryIsGone(t *testing.T, link stack.Link) {
 	user := newLogin(t, "cancels")
 	plane := stack.StartPlane(t, true, nil)
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	seen := map[string]bool{}
 	queries := []struct{ name, sql string }{
 		{"a query that computes", "SELECT pg_sleep(600)::text AS s"},
@@ -130,9 +134,13 @@ func nothingLeft(t *testing.T, file string) {
 // D4 on a database: at the deadline the query is stopped.
 func TestDeadlineStopsTheQuery(t *testing.T) {
 	t.Parallel()
+	stack.EachLink(t, deadlineStopsTheQuery)
+}
+
+func deadlineStopsTheQuery(t *testing.T, link stack.Link) {
 	user := newLogin(t, "deadline")
 	plane := stack.StartPlane(t, true, nil)
-	plane.StartRunner(t, "edge", nil)
+	plane.StartLinked(t, link, "edge", nil)
 	// Runner and control plane both watch the clock; whoever is first says so.
 	stopped := regexp.MustCompile(`ran out of time and was stopped|did not finish within \ds and was stopped`)
 	body := user.body("edge", "SELECT pg_sleep(600)::text AS s")
@@ -156,9 +164,13 @@ func TestDeadlineStopsTheQuery(t *testing.T) {
 // A secret is sealed to the runner, used there, and shown nowhere: not when it opens the source, not when the source refuses it.
 func TestSecretIsUsedAndNotShown(t *testing.T) {
 	t.Parallel()
+	stack.EachLink(t, secretIsUsedAndNotShown)
+}
+
+func secretIsUsedAndNotShown(t *testing.T, link stack.Link) {
 	user := newLogin(t, "secrets")
 	plane := stack.StartPlane(t, true, nil)
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 
 	good := plane.Admin.Fetch(t, user.body("edge", "SELECT current_user::text AS u"))
 	if end := good.End(); end.Outcome != "completed" || end.Rows != 1 {
@@ -238,9 +250,13 @@ func TestSecretIsUsedAndNotShown(t *testing.T) {
 // never taken for a whole one.
 func TestSourceFailsInTheMiddle(t *testing.T) {
 	t.Parallel()
+	stack.EachLink(t, sourceFailsInTheMiddle)
+}
+
+func sourceFailsInTheMiddle(t *testing.T, link stack.Link) {
 	user := newLogin(t, "breaks")
 	plane := stack.StartPlane(t, true, nil)
-	plane.StartRunner(t, "edge", nil)
+	plane.StartLinked(t, link, "edge", nil)
 	const query = "SELECT md5(i::text) AS m, 1 / (200000 - i) AS q FROM (SELECT generate_series(1, 300000) AS i) AS s"
 	const says, state = "division by zero", "SQLSTATE 22012"
 

@@ -249,10 +249,12 @@ func TestLimitsAreNoticed(t *testing.T) {
 }
 
 // One row that is larger than the whole window and many times a chunk arrives as it is.
-func TestRowLargerThanTheWindow(t *testing.T) {
+func TestRowLargerThanTheWindow(t *testing.T) { stack.EachLink(t, rowLargerThanTheWindow) }
+
+func rowLargerThanTheWindow(t *testing.T, link stack.Link) {
 	user := newLogin(t, "wide")
 	plane := stack.StartPlane(t, false, nil)
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	const wide = "SELECT string_agg(md5(i::text), '') AS v FROM generate_series(1, 400000) AS i" // 12.8 MB of hexadecimal digits
 	var want string
 	if err := user.admin.QueryRow(t.Context(), "SELECT v FROM ("+wide+") AS w").Scan(&want); err != nil {
@@ -291,11 +293,17 @@ const (
 
 // D15: a caller that stops reading stops the source, not the fetch: nothing piles up, and when it reads on all of it comes.
 func TestCallerThatStopsReading(t *testing.T) {
-	t.Parallel()
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel()
+		callerThatStopsReading(t, link)
+	})
+}
+
+func callerThatStopsReading(t *testing.T, link stack.Link) {
 	const rows = 1_500_000 // some 50 MB of digits that don't compress well
-	user := newLogin(t, "slow")
+	user := newLogin(t, "slow_"+map[stack.Link]string{stack.OverTLS: "tls", stack.OverWSS: "wss", stack.OverDials: "dialled"}[link])
 	plane := stack.StartPlane(t, false, nil)
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
 	resp := plane.Admin.Send(t, t.Context(), http.MethodPost, "/api/fetches",
 		user.body("edge", fmt.Sprintf("SELECT i, md5(i::text) AS m FROM (SELECT generate_series(1, %d) AS i) AS s", rows)), arrowStream)
 	defer resp.Body.Close()

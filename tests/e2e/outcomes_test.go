@@ -193,15 +193,22 @@ func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
 	await(t, "the source's client to go", src.gone)
 }
 
-// E8: a second process under the id replaces the first, which is told so, ends with status 10, and does not come back.
+// E8: a second process under the id replaces the first, which is told so, ends with status 10, and does not come back. A dialled runner
+// has no second process on its folder.
 func TestTwoProcessesUnderOneID(t *testing.T) {
+	for _, link := range []stack.Link{stack.OverTLS, stack.OverWSS} {
+		t.Run(string(link), func(t *testing.T) { twoProcessesUnderOneID(t, link) })
+	}
+}
+
+func twoProcessesUnderOneID(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
 	_, token := plane.Admin.MintKey(t, "edge")
-	older := plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": token})
+	older := plane.StartLinked(t, link, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": token})
 	src := newSource(t)
 	running := plane.Admin.Fetch(t, src.body("edge"))
 	running.Await("accepted")
-	newer := plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": token})
+	newer := plane.StartLinked(t, link, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": token})
 	if code := older.Exit(t); code != 10 {
 		t.Errorf("the older process ended with status %d", code)
 	}

@@ -38,7 +38,9 @@ func policyOf(t *testing.T, plane *stack.Plane) claims {
 
 // E12: what the policy on the runner's host refuses is refused, by the rule's name, before and after a SIGHUP; the control plane sees
 // which policy that is; the journal there tells of every fetch and is found out when it was changed.
-func TestALocalPolicyAndItsJournal(t *testing.T) {
+func TestALocalPolicyAndItsJournal(t *testing.T) { stack.EachLink(t, aLocalPolicyAndItsJournal) }
+
+func aLocalPolicyAndItsJournal(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
 	rows := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if to := r.URL.Query().Get("to"); to != "" {
@@ -58,7 +60,7 @@ func TestALocalPolicyAndItsJournal(t *testing.T) {
 		}
 	}
 	write("allow:\n  - {name: loopback, kinds: [http], hosts: [127.0.0.1], cidrs: [127.0.0.0/8]}\ndeny:\n  - {name: no-names, hosts: [localhost]}\n")
-	runner := plane.StartRunner(t, "edge", map[string]string{"RUNNER_POLICY": file, "CORE_RUNNER_STATE_DIR": state})
+	runner := plane.StartLinked(t, link, "edge", map[string]string{"RUNNER_POLICY": file, "CORE_RUNNER_STATE_DIR": state})
 	fetch := func(url string) stack.Line {
 		return plane.Admin.Fetch(t, map[string]any{"runnerId": "edge", "source": map[string]any{
 			"kind": "http", "settings": map[string]string{"url": url, "format": "jsonl", "crossOrigin": "anonymous"},
@@ -90,12 +92,13 @@ func TestALocalPolicyAndItsJournal(t *testing.T) {
 		t.Errorf("under the old policy: %+v", end)
 	}
 	write("deny:\n  - {name: nothing-any-more, kinds: [http]}\n")
-	_, enrolled, err := runner.Stderr.Await("enrolled", 0)
+	const session = "tenant=local heartbeat=" // in the line of each session; the certificate of a dialled runner has one too
+	_, enrolled, err := runner.Stderr.Await(session, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
 	runner.Signal(t, syscall.SIGHUP)
-	if _, _, err := runner.Stderr.Await("enrolled", enrolled); err != nil {
+	if _, _, err := runner.Stderr.Await(session, enrolled); err != nil {
 		t.Fatal(err)
 	}
 	denied(fetch(rows.URL), `rule "nothing-any-more"`)
@@ -137,8 +140,12 @@ func TestALocalPolicyAndItsJournal(t *testing.T) {
 	if err := os.WriteFile(files[0], append(text, `{"seq":15,"prev"`...), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	_, token := plane.Admin.MintKey(t, "again")
-	again := plane.StartRunner(t, "again", map[string]string{"CORE_RUNNER_STATE_DIR": state, "RUNNER_ENROLL_TOKEN": token})
+	var again *stack.Runner
+	if link == stack.OverDials {
+		again = plane.StartListening(t, runner.ID, "edge", map[string]string{"CORE_RUNNER_STATE_DIR": state, "CORE_RUNNER_LISTEN": plane.Admin.Runners(t)[runner.ID].Address})
+	} else {
+		again = plane.StartLinked(t, link, "again", map[string]string{"CORE_RUNNER_STATE_DIR": state})
+	}
 	again.Stderr.Must(t, "no local policy")
 	again.Stop(t)
 	if out, status := command("journal", "verify"); status != 0 || !strings.Contains(out, "whole: 15 records") || !strings.Contains(out, "1 lines") {

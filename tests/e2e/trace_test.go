@@ -89,10 +89,16 @@ func (s *sse) next(data any) (name string) {
 }
 
 // D17: what a fetch goes through is seen while it runs and for a day after, by its own tenant alone, and survives a restart.
-func TestTheTimelineOfAFetch(t *testing.T) {
+func TestTheTimelineOfAFetch(t *testing.T) { stack.EachLink(t, theTimelineOfAFetch) }
+
+func theTimelineOfAFetch(t *testing.T, link stack.Link) {
 	data := t.TempDir() + "/data"
 	plane := stack.StartPlane(t, true, map[string]string{"RUNBUS_DATA_DIR": data})
-	runner := plane.StartRunner(t, "edge", nil)
+	runner := plane.StartLinked(t, link, "edge", nil)
+	way := "outbound"
+	if link == stack.OverDials {
+		way = "dialled"
+	}
 	reader := person(t, plane.Admin, "rita", "READER")
 	operator := &stack.API{URL: plane.HTTP, Token: stack.ReadToken(t, data+"/operator.token")}
 	var made struct{ Token string }
@@ -140,8 +146,8 @@ func TestTheTimelineOfAFetch(t *testing.T) {
 	if got := last.phases(); got != "queued,assigned,accepted,connecting,querying,first row,last row,done" {
 		t.Errorf("steps %s", got)
 	}
-	if last.TenantID != "local" || last.RunnerID != "edge" || last.RunnerPID != int64(runner.PID) || last.Person != "owner" || last.Source != "http" ||
-		last.Rows != rowsBefore+rowsAfter || last.Session == "" || last.Link != "outbound" || last.Stopped != nil || last.Phases[2].By != "runner:edge" {
+	if last.TenantID != "local" || last.RunnerID != runner.ID || last.RunnerPID != int64(runner.PID) || last.Person != "owner" || last.Source != "http" ||
+		last.Rows != rowsBefore+rowsAfter || last.Session == "" || last.Link != way || last.Stopped != nil || last.Phases[2].By != "runner:"+runner.ID {
 		t.Errorf("%+v", last)
 	}
 	// An ended one: the timeline, and the stream ends.
@@ -199,6 +205,13 @@ func TestTheTimelineOfAFetch(t *testing.T) {
 
 // D17: the timeline of a dispatch that was lost names the hop on which it stopped.
 func TestWhereALostDispatchStopped(t *testing.T) {
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel() // it waits for half a minute
+		whereALostDispatchStopped(t, link)
+	})
+}
+
+func whereALostDispatchStopped(t *testing.T, link stack.Link) {
 	data := t.TempDir() + "/data"
 	plane := stack.StartPlane(t, true, map[string]string{"RUNNER_GRACE": "500ms", "RUNBUS_DATA_DIR": data})
 	stopped := func(id, outcome, hop, why string) {
@@ -214,7 +227,7 @@ func TestWhereALostDispatchStopped(t *testing.T) {
 	}
 
 	// Killed while the source works.
-	killed := plane.StartRunner(t, "killed", nil)
+	killed := plane.StartLinked(t, link, "killed", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("killed"))
 	await(t, "the request", src.opened)
@@ -227,7 +240,7 @@ func TestWhereALostDispatchStopped(t *testing.T) {
 	stopped(f.Dispatch, "runner_lost", "querying → first row", "was lost")
 
 	// Stopped before it got the work: linked, and without an answer.
-	still := plane.StartRunner(t, "still", nil)
+	still := plane.StartLinked(t, link, "still", nil)
 	still.Signal(t, syscall.SIGSTOP)
 	f = plane.Admin.Fetch(t, src.body("still"))
 	if end := f.End(); end.Outcome != "outcome_unknown" {
@@ -288,6 +301,7 @@ func collector(t *testing.T) (url string, spans <-chan *tracepb.ResourceSpans) {
 	all := make(chan *tracepb.ResourceSpans, 256)
 	server := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		b, err := io.ReadAll(r.Body)
+		stack.Inspect(t, "exported spans", b, nil)
 		var data tracepb.TracesData
 		if err == nil {
 			err = proto.Unmarshal(b, &data)
@@ -304,11 +318,13 @@ func collector(t *testing.T) (url string, spans <-chan *tracepb.ResourceSpans) {
 }
 
 // D17, O7: one trace goes through the caller, the control plane and the runner.
-func TestATraceCrossesTheBus(t *testing.T) {
+func TestATraceCrossesTheBus(t *testing.T) { stack.EachLink(t, aTraceCrossesTheBus) }
+
+func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
 	url, exported := collector(t)
 	traced := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
 	plane := stack.StartPlane(t, true, traced)
-	runner := plane.StartRunner(t, "edge", traced)
+	runner := plane.StartLinked(t, link, "edge", traced)
 	src := newSource(t)
 	src.let()
 	const traceID, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -323,7 +339,8 @@ func TestATraceCrossesTheBus(t *testing.T) {
 	req.Header.Set("Authorization", "Bearer "+plane.Admin.Token)
 	req.Header.Set("Content-Type", "application/json")
 	req.Header.Set("Traceparent", "00-"+traceID+"-"+parent+"-01")
-	resp, err := http.DefaultClient.Do(req)
+	client := http.Client{Transport: stack.Listen(t, http.DefaultTransport)}
+	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
