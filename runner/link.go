@@ -43,10 +43,14 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 	defer attempted()
 	var self atomic.Pointer[nats.Conn]
 	var again redial
+	dial := d
+	if a.linked == nil { // else it is no dial, and has the TLS of its link
+		dial = again.through(d)
+	}
 	nc, err := nats.Connect(a.servers(),
 		nats.Name(schemas.ConnectName(a.ref.Runner, a.nonce)),
 		a.cred.option(),
-		nats.SetCustomDialer(d),
+		nats.SetCustomDialer(dial),
 		func(o *nats.Options) error { o.Secure, o.TLSConfig = a.cfg.TLS && a.linked == nil, a.tls; return nil },
 		nats.CustomInboxPrefix(schemas.InboxPrefix(a.ref)),
 		nats.RetryOnFailedConnect(true), nats.MaxReconnects(-1), nats.IgnoreAuthErrorAbort(),

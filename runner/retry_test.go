@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"net"
 	"testing"
 	"time"
 
@@ -43,21 +44,30 @@ func TestPausesLeaveTimeWithinTheGrace(t *testing.T) {
 			if wait > firstRetry {
 				t.Fatalf("attempt %d, %s after the cut: a pause of %s", attempt, now.Sub(lost), wait)
 			}
-			now = now.Add(wait + time.Duration(rapid.IntRange(0, 200).Draw(t, "ms"))*time.Millisecond)
+			most := 200
+			if busy := rapid.Bool().Draw(t, "a busy host finds nobody"); busy {
+				most = 3000
+			}
+			took := rapid.IntRange(0, most).Draw(t, "ms")
+			r.nobody.Store(took > 200)
+			now = now.Add(wait + time.Duration(took)*time.Millisecond)
 		}
 	})
 	for name, c := range map[string]struct {
-		refused     bool
-		took, since time.Duration
-		want        time.Duration
+		refused, nobody bool
+		took, since     time.Duration
+		want            time.Duration
 	}{
-		"nobody":  {false, time.Millisecond, 5 * time.Second, firstRetry},
-		"refused": {true, time.Millisecond, 5 * time.Second, 8 * time.Second},
-		"slow":    {false, time.Second, 5 * time.Second, 8 * time.Second},
-		"away":    {false, time.Millisecond, time.Minute, 8 * time.Second},
+		"at once":        {false, false, time.Millisecond, 5 * time.Second, firstRetry},
+		"nobody, slowly": {false, true, time.Second, 5 * time.Second, firstRetry},
+		"nobody, now":    {true, true, time.Second, 5 * time.Second, firstRetry}, // the error is of an attempt before
+		"refused":        {true, false, time.Millisecond, 5 * time.Second, 8 * time.Second},
+		"slow":           {false, false, time.Second, 5 * time.Second, 8 * time.Second},
+		"away":           {false, true, time.Millisecond, time.Minute, 8 * time.Second},
 	} {
 		now := time.Unix(1000, 0)
 		r := redial{lost: now.Add(-c.since), next: now.Add(-c.took)}
+		r.nobody.Store(c.nobody)
 		if got := r.pause(3, 8*time.Second, c.refused, now); got > c.want || c.want > firstRetry && got != c.want {
 			t.Errorf("%s: a pause of %s, want %s", name, got, c.want)
 		}
@@ -133,4 +143,22 @@ func TestPausesBeginAnewAfterASuccess(t *testing.T) {
 	}
 	cp.answerWith(cp.accept)
 	receive(t, p.enrolled, "enrolment after the cut")
+}
+
+// What a dial finds is seen: nobody, or somebody.
+func TestDialsAreWatched(t *testing.T) {
+	var r redial
+	d := r.through(&net.Dialer{})
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, err)
+	defer l.Close()
+	for addr, nobody := range map[string]bool{"127.0.0.1:1": true, l.Addr().String(): false} {
+		c, err := d.Dial("tcp", addr)
+		if (err != nil) != nobody || r.nobody.Load() != nobody {
+			t.Errorf("%s: %v, nobody %v", addr, err, r.nobody.Load())
+		}
+		if err == nil {
+			_ = c.Close()
+		}
+	}
 }
