@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protowire"
@@ -23,7 +24,7 @@ const (
 // is the caller's request copied, nor is an object made. What the limits of the request are stands behind the caller's own, where it counts.
 func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
 	size := r.size
-	b := make([]byte, 0, size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
+	b := slices.Grow(r.body[:0], size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
 	b = appendText(b, fieldDispatch, r.id)
 	b = appendText(b, fieldSession, r.runner.Session)
 	rows, bytes := limit(r.fetch.GetMaxRows(), MaxRows), limit(r.fetch.GetMaxBytes(), MaxBytes)
@@ -42,8 +43,15 @@ func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
 	if len(r.secrets) > 0 {
 		b = appendNumber(b, fieldCredentials, 1)
 	}
-	return appendNumber(b, fieldWindow, window), nil
+	b = appendNumber(b, fieldWindow, window)
+	if cap(b) <= keepBody {
+		r.body = b // it has been written when the run completed, before others get it
+	}
+	return b, nil
 }
+
+// keepBody is how much memory for an assignment is kept with that of a run.
+const keepBody = 4 << 10
 
 func appendText(b []byte, field protowire.Number, text string) []byte {
 	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), text)

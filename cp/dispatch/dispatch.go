@@ -66,6 +66,7 @@ type Dispatcher struct {
 	here      string    // this replica, in timelines
 	began     time.Time // of clock
 	ticks     atomic.Int64
+	coarse    atomic.Int64  // clock at the last look
 	busy      chan struct{} // room for one: mind has something to do
 	closing   chan struct{} // closed to end mind
 	minded    chan struct{} // closed when mind has ended

@@ -100,7 +100,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 	if end := d.publish(run, published.Add(within)); end != nil {
 		return end
 	}
-	run.mark(PhaseAssigned, run.here)
+	run.reach(PhaseAssigned, run.here, published)
 
 	var retry <-chan time.Time
 	for {
@@ -135,6 +135,13 @@ func (d *Dispatcher) assign(run *run) *ending {
 		}
 		if end := d.overtaken(run); end != nil {
 			return end
+		}
+		if retry == nil { // the usual case; two are waited for faster than three
+			select {
+			case <-run.stream.ready():
+			case <-run.gone:
+			}
+			continue
 		}
 		select {
 		case <-run.stream.ready():

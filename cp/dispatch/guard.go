@@ -42,6 +42,7 @@ func (d *Dispatcher) mind() {
 // nothing runs.
 func (d *Dispatcher) look() bool {
 	now, tick := d.clock(), d.ticks.Add(1)
+	d.coarse.Store(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range d.running {

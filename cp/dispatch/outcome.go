@@ -158,9 +158,8 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 // noteStart audits that a runner accepted a dispatch; if it ends before that is written, its end tells it. A dispatch that reads a
 // credential is made durable by the record of that, which comes behind it in the same log.
 func (d *Dispatcher) noteStart(run *run, at time.Time) {
-	details := [...]audit.Detail{{Name: "chosen", Value: chosen}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
-	run.acceptedAt = at
-	d.d.Audit.Begin(&run.opening, run.brief("dispatch.start", "ok", at, details[:]))
+	details := append(run.details[:0], audit.Detail{Name: "chosen", Value: chosen}, audit.Detail{Name: "runner", Value: run.runner.Ref.Runner}, run.source())
+	d.d.Audit.Begin(&run.opening, run.brief("dispatch.start", "ok", at, details))
 }
 
 // chosen is how the runner of a fetch is chosen (SPEC D8).
@@ -172,8 +171,7 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	if runner == "" && schemas.ValidRunnerID(run.named) == nil {
 		runner = run.named
 	}
-	var few [8]audit.Detail // in the order of their names
-	details := few[:0]
+	details := run.details[:0] // in the order of their names
 	run.mu.Lock()
 	accepted, rows, bytes := run.accepted, run.rows, run.bytes
 	run.mu.Unlock()
@@ -212,12 +210,14 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	}
 }
 
-// brief is an audit event about the run. It holds no setting, query or secret. A last detail without a name is left out.
+// brief is an audit event about the run, until it is called again. It holds no setting, query or secret. A last detail without a name
+// is left out.
 func (r *run) brief(action, outcome string, at time.Time, details []audit.Detail) *audit.Brief {
 	if last := len(details) - 1; details[last].Name == "" {
 		details = details[:last]
 	}
-	return &audit.Brief{At: at, Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
+	r.event = audit.Brief{At: at, Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
+	return &r.event
 }
 
 // source is the kind of the run's source as a detail, without a name if it is none of ours.

@@ -68,8 +68,9 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 	if run.unwanted() {
 		return ended(d.cancelled(run))
 	}
-	now := d.clock()
+	now := d.coarse.Load() // wrong by a tick at most, as the limits of time are, and by more only before the first look at this run
 	if why, lost := run.watch.Lost(); lost {
+		now = d.clock()
 		switch {
 		case !run.accepted || run.lingers > 0 && now >= run.lingers:
 			return ended(lostEnding(run, why))
@@ -121,7 +122,7 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		run.count(f.GetRows(), f.GetBytes())
 		if run.runner.Can.ChunksTell && !run.streaming {
 			run.streaming = true
-			if end := d.tell(run, sink, streamingFrom(f, d.d.Now())); end != nil {
+			if end := d.tell(run, sink, run.streamingFrom(f)); end != nil {
 				return end
 			}
 		}
@@ -157,11 +158,21 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 }
 
 // streamingFrom is the progress that the first chunk of a runner stands for which sends none with it (RunnerWorkAssignment.chunks_tell).
-// It has no number of its own.
-func streamingFrom(first *runbusv1.RunnerWorkChunk, at time.Time) *runbusv1.RunnerWorkProgress {
-	return &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{
-		Phase: runbusv1.Phase_PHASE_STREAMING, Rows: first.GetRows(), Bytes: first.GetBytes(), At: timestamppb.New(at),
-	}}
+// It has no number of its own, and the time of the first rows, or now.
+func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunnerWorkProgress {
+	at := r.lastRow
+	if at.IsZero() {
+		at = r.now()
+	}
+	parts := &struct {
+		update runbusv1.RunFetchUpdate
+		at     timestamppb.Timestamp
+	}{}
+	parts.at.Seconds, parts.at.Nanos = at.Unix(), int32(at.Nanosecond())
+	u := &parts.update
+	u.Phase, u.Rows, u.Bytes, u.At = runbusv1.Phase_PHASE_STREAMING, first.GetRows(), first.GetBytes(), &parts.at
+	r.progress.Update = u
+	return &r.progress
 }
 
 // tell has the caller take a frame, nil for the acceptance, and consumes it. It returns how the run ended if that was meanwhile, or
@@ -176,7 +187,7 @@ func (d *Dispatcher) tell(run *run, sink Sink, frame bus.Frame) *ending {
 		err = sink.Progress(f.GetUpdate())
 	default:
 		err = sink.Accepted(Accepted{
-			DispatchID: run.id, Tenant: run.caller.Tenant, RunnerID: run.runner.Ref.Runner, RunnerPID: run.pid, At: d.d.Now(),
+			DispatchID: run.id, Tenant: run.caller.Tenant, RunnerID: run.runner.Ref.Runner, RunnerPID: run.pid, At: run.acceptedAt,
 		})
 	}
 	if end := run.returned(); end != nil {

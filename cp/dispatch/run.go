@@ -1,6 +1,7 @@
 package dispatch
 
 import (
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -30,10 +31,15 @@ const (
 type run struct {
 	facts
 
-	receiver bus.Receiver // of stream
-	nudge    func()       // receiver.Nudge
-	watch    registry.Watch
-	opening  audit.Opening
+	receiver  bus.Receiver // of stream
+	nudge     func()       // receiver.Nudge
+	watch     registry.Watch
+	opening   audit.Opening
+	event     audit.Brief                 // memory for what brief returns
+	details   [8]audit.Detail             // …and for its details
+	body      []byte                      // …and for the assignment
+	progress  runbusv1.RunnerWorkProgress // …and for the one that the first chunk stands for; its update is the caller's
+	lastThere string                      // there, of this run or the one before
 
 	asked   atomic.Bool  // Cancel or Close asks it to stop
 	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
@@ -105,7 +111,7 @@ func newMemory() any {
 // ones had the lock that leave takes. Recorder and stream keep it, but take its lock, and know when it is another's.
 func (d *Dispatcher) recycle(r *run) {
 	if !r.asked.Load() && !r.hadGuard {
-		r.guard.sink = nil
+		r.guard.sink, r.fetch, r.secrets = nil, nil, nil
 		d.memory.Put(r)
 	}
 }
@@ -237,6 +243,11 @@ func (r *run) mark(phase, by string) { r.reach(phase, by, r.now()) }
 func (r *run) reach(phase, by string, at time.Time) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.add(phase, by, at)
+}
+
+// add is reach with the lock held.
+func (r *run) add(phase, by string, at time.Time) {
 	for i := range r.phases {
 		if r.phases[i].Phase == phase {
 			return
@@ -249,9 +260,9 @@ func (r *run) reach(phase, by string, at time.Time) {
 // accept notes the process that took the work.
 func (r *run) accept(pid int64, at time.Time) {
 	r.mu.Lock()
-	r.accepted, r.pid = true, pid
-	r.mu.Unlock()
-	r.reach(PhaseAccepted, r.there, at)
+	defer r.mu.Unlock()
+	r.accepted, r.pid, r.acceptedAt = true, pid, at
+	r.add(PhaseAccepted, r.there, at)
 }
 
 // count notes how far the result has come, and when its first and its last rows came; it only grows.
@@ -274,7 +285,16 @@ func (r *run) assignTo(c registry.Candidate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.runner = c
-	r.there = "runner:" + c.Ref.Runner
+	r.lastThere = label(r.lastThere, "runner:", c.Ref.Runner)
+	r.there = r.lastThere
+}
+
+// label is prefix and name, and last if it says that already: who runs fetches mostly runs them on the same runner again.
+func label(last, prefix, name string) string {
+	if rest, ok := strings.CutPrefix(last, prefix); ok && rest == name {
+		return last
+	}
+	return prefix + name
 }
 
 func (r *run) snapshot() Running {
