@@ -12,6 +12,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
+	stack.Measure()
 	code := m.Run()
 	stack.Remove()
 	os.Exit(code)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -65,59 +64,17 @@ var bugTests = []string{"TestLyingRunners", "TestCutInAFetch", "TestNothingLeaks
 func copyModule(t testing.TB) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	root, err := filepath.Abs("../..")
-	if err != nil {
+	if err := stack.CopyModule(dir); err != nil {
 		t.Fatal(err)
-	}
-	folders, err := stack.SourceFolders(root)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, part := range append(folders, "go.mod", "go.sum") {
-		err := filepath.WalkDir(filepath.Join(root, part), func(path string, d fs.DirEntry, err error) error {
-			if err != nil {
-				return err
-			}
-			relative, err := filepath.Rel(root, path)
-			if err != nil {
-				return err
-			}
-			to := filepath.Join(dir, relative)
-			if d.IsDir() {
-				return os.MkdirAll(to, 0o700)
-			}
-			if !d.Type().IsRegular() || strings.HasSuffix(path, "_test.go") {
-				return nil
-			}
-			b, err := os.ReadFile(path)
-			if err != nil {
-				return err
-			}
-			return os.WriteFile(to, b, 0o600)
-		})
-		if err != nil {
-			t.Fatal(err)
-		}
 	}
 	return dir
-}
-
-// apply runs `git apply` in a copy, which is no repository.
-func apply(dir string, args ...string) error {
-	cmd := exec.Command("git", append([]string{"apply"}, args...)...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GIT_CEILING_DIRECTORIES="+filepath.Dir(dir))
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("git apply: %w\n%s", err, out)
-	}
-	return nil
 }
 
 // Every bug can still be planted: the patches don't rot.
 func TestBugsApply(t *testing.T) {
 	dir := copyModule(t)
 	for _, b := range bugs(t) {
-		if err := apply(dir, "--check", b.file); err != nil {
+		if err := stack.Patch(dir, "--check", b.file); err != nil {
 			t.Errorf("%s: %v", b.name, err)
 		}
 	}
@@ -187,11 +144,11 @@ func programs(t *testing.T, dir string, b bug) (bin string) {
 // that it found broken. It takes the patch out again.
 func plant(t *testing.T, dir string, b bug) (caught []string, out string) {
 	t.Helper()
-	if err := apply(dir, b.file); err != nil {
+	if err := stack.Patch(dir, b.file); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		if err := apply(dir, "-R", b.file); err != nil {
+		if err := stack.Patch(dir, "-R", b.file); err != nil {
 			t.Fatal(err)
 		}
 	}()

@@ -103,7 +103,7 @@ func newWorld(t testing.TB, wires wiring, links []stack.Link, slots int, more ma
 	}
 	w := &world{
 		t: t, env: env, wiring: wires, slots: slots, origin: newOrigin(t), faults: map[string]int{}, seen: map[string]*atomic.Int64{},
-		client: &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 512, IdleConnTimeout: idleFor}},
+		client: &http.Client{Transport: stack.Listen(t, &http.Transport{MaxIdleConnsPerHost: 512, IdleConnTimeout: idleFor})},
 	}
 	t.Cleanup(w.client.CloseIdleConnections)
 	w.plane = stack.StartPlane(t, false, w.env)

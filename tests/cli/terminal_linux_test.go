@@ -69,6 +69,7 @@ func onTerminal(t *testing.T, env map[string]string, path string, args ...string
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 		_ = keyboard.Close()
+		stack.Inspect(t, "the screen", p.seen.Bytes(), nil)
 	})
 	return p
 }

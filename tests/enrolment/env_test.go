@@ -26,6 +26,7 @@ import (
 	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
+	"github.com/org-runink/runbus/tests/stack"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
@@ -73,13 +74,25 @@ type plane struct {
 	store  *jetstream.Store
 	enrol  *enrol.Enroller
 	stop   func()
+	logged logBuffer
 }
 
 func start(t *testing.T) *plane {
 	t.Helper()
 	p := &plane{Bus: bustest.Start(t), caDir: filepath.Join(t.TempDir(), "runner-ca")}
+	p.Log = slog.New(slog.NewTextHandler(&p.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	p.open(t, true)
-	t.Cleanup(func() { p.stop() })
+	t.Cleanup(func() {
+		must(t, stack.InspectStreams(context.Background(), t, p.Conn(t, embedded.UserSec)))
+		p.stop()
+		p.Shutdown()
+		stack.InspectFolder(t, p.Dir, "the control plane")
+		stack.InspectFolder(t, p.caDir, "the control plane's CA")
+		stack.Inspect(t, "the log of the control plane", []byte(p.logged.String()), nil)
+		if t.Failed() {
+			t.Logf("log of the control plane:\n%s", p.logged.String())
+		}
+	})
 	return p
 }
 
@@ -139,7 +152,9 @@ func (p *plane) create(t *testing.T, name string) (roster.Runner, schemas.Ticket
 }
 
 func (p *plane) ticket(r roster.Runner, m roster.Minted) schemas.Ticket {
-	return schemas.Ticket{Token: m.Token, RunnerID: r.ID, Name: r.Name, ExpiresAt: m.ExpiresAt.UTC().Truncate(time.Second), CASHA256: p.ca.SHA256()}
+	ticket := schemas.Ticket{Token: m.Token, RunnerID: r.ID, Name: r.Name, ExpiresAt: m.ExpiresAt.UTC().Truncate(time.Second), CASHA256: p.ca.SHA256()}
+	stack.Secrets.Learn("a new runner", []byte(ticket.Encode()))
+	return ticket
 }
 
 // runner is the registry's present word on a runner, read from the leader.
@@ -250,14 +265,18 @@ func newHost(t *testing.T, ticket *schemas.Ticket) *host {
 	t.Helper()
 	h := &host{t: t, dir: filepath.Join(t.TempDir(), "state"), ticket: ticket, errs: make(chan error, 100)}
 	h.start()
-	t.Cleanup(func() { h.stop() })
+	t.Cleanup(func() {
+		h.stop()
+		stack.InspectFolder(t, h.dir, "the runner")
+		stack.Inspect(t, "the log of the runner", []byte(h.logged.String()), nil)
+	})
 	return h
 }
 
 // start is a start of the runner's process.
 func (h *host) start() {
 	h.t.Helper()
-	log := slog.New(slog.NewTextHandler(&h.logged, nil))
+	log := slog.New(slog.NewTextHandler(&h.logged, &slog.HandlerOptions{Level: slog.LevelDebug}))
 	store, err := identity.OpenWith(h.dir, identity.Options{Log: log})
 	must(h.t, err)
 	h.store = store

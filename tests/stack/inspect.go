@@ -18,7 +18,6 @@ import (
 // it, and in the files that it left, but for those that are there to keep secrets. A command that makes a secret may print that one.
 func (p *Process) inspect(t testing.TB) {
 	t.Helper()
-	p.learnFiles()
 	own := nothing
 	if p.shows {
 		own = func(s canary.Secret) bool { return s.Born == p.output() }
@@ -35,7 +34,7 @@ func (p *Process) inspect(t testing.TB) {
 		Inspect(t, s.sink, s.text, may)
 	}
 	for _, folder := range p.folders {
-		inspectFolder(t, folder, p.Name)
+		InspectFolder(t, folder, p.Name)
 	}
 }
 
@@ -44,34 +43,38 @@ func (p *Process) output() string { return "the output of " + p.Name }
 // learnFiles makes known what the private files of the process hold now.
 func (p *Process) learnFiles() {
 	for _, folder := range p.folders {
-		root, err := os.OpenRoot(folder)
-		if err != nil {
-			continue // not made yet
+		if root, err := os.OpenRoot(folder); err == nil { // else it is not made yet
+			learnFolder(root)
+			_ = root.Close()
 		}
-		_ = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error { // what is gone by now is learned of elsewhere
-			if err != nil || !d.Type().IsRegular() || !isPrivate(folder+"/"+path) {
-				return nil //nolint:nilerr // as above
-			}
-			if body, err := root.ReadFile(path); err == nil {
-				Secrets.Learn("file "+filepath.Base(path), body)
-			}
-			return nil
-		})
-		_ = root.Close()
 	}
+}
+
+func learnFolder(root *os.Root) {
+	_ = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error { // what is gone by now is learned of elsewhere
+		if err != nil || !d.Type().IsRegular() || !isPrivate(root.Name()+"/"+path) {
+			return nil //nolint:nilerr // as above
+		}
+		if body, err := root.ReadFile(path); err == nil {
+			Secrets.Learn("file "+filepath.Base(path), body)
+		}
+		return nil
+	})
 }
 
 // blind is in the description of a stream whose files hold what no search can find.
 var blind = [][]byte{[]byte(`"compression":"s2"`), []byte(`"cipher":"`)}
 
-// inspectFolder looks at all files in a folder, core files and streams too. Private ones must be their owner's alone.
-func inspectFolder(t testing.TB, folder, whose string) {
+// InspectFolder looks at all files in a folder, core files and streams too, for what is in the private ones and all else that is known. Private
+// files must be their owner's alone. whose names the folder in what is found.
+func InspectFolder(t testing.TB, folder, whose string) {
 	t.Helper()
 	root, err := os.OpenRoot(folder)
 	if err != nil {
 		return // never made, or no folder: the process has said so
 	}
 	defer root.Close() //nolint:errcheck // nothing was written
+	learnFolder(root)
 	err = fs.WalkDir(root.FS(), ".", func(path string, d fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil

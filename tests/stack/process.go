@@ -42,6 +42,11 @@ type Process struct {
 // LogLevel is LOG_LEVEL of all processes that don't have one of their own: whatever they can write is searched for secrets.
 var LogLevel = "debug"
 
+// Measure leaves LOG_LEVEL at its default and results unsearched, for measurements that those would be part of.
+func Measure() { LogLevel, measuring = "info", true }
+
+var measuring bool
+
 // Start runs path with args and exactly env, beside PATH, HOME, TMPDIR and LOG_LEVEL, in a folder of its own; a race detector in it does
 // not linger at the exit. It is killed, if still there, when the test ends, and its log is shown when the test failed. The test fails if the
 // process shows a secret anywhere: see Secrets.

@@ -51,19 +51,20 @@ func (p *Plane) Sweep(t testing.TB) {
 			t.Logf("the end of the control plane: %s: %v", path, err)
 		}
 	}
-	if err := p.sweepStreams(ctx, t); err != nil {
+	nc, err := p.Connect("sec")
+	if err == nil {
+		err = InspectStreams(ctx, t, nc)
+		nc.Close()
+	}
+	if err != nil {
 		t.Logf("the streams at the end: %v", err)
 	}
 }
 
-// sweepStreams reads all messages of the streams in memory of account SEC; what ops sees in memory is a copy of one of them.
-func (p *Plane) sweepStreams(ctx context.Context, t testing.TB) error {
+// InspectStreams looks at all messages of the streams in memory of account SEC, to which nc is connected; what ops sees in memory is a copy
+// of one of them. Those on disk are files.
+func InspectStreams(ctx context.Context, t testing.TB, nc *nats.Conn) error {
 	t.Helper()
-	nc, err := p.Connect("sec")
-	if err != nil {
-		return err
-	}
-	defer nc.Close()
 	js, err := natsjs.New(nc)
 	if err != nil {
 		return err
