@@ -18,7 +18,7 @@ var drills = []struct {
 	{"quiet", func(_ *testing.T, w *world) { w.quiet() }},
 	{"duplicates", func(t *testing.T, w *world) {
 		m := w.runners[0]
-		for range 3 {
+		for range 5 {
 			m.proxy.repeat(2000)
 			// Some are over when their assignment comes for the third time.
 			short := job{runner: m.id, rows: 20, timeout: 60 * time.Second, mustStart: true, mustComplete: true}
