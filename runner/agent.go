@@ -192,7 +192,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.linked != nil {
 		if err := a.await(ctx, group); err != nil {
 			cancel()
-			_ = group.Wait() // the error that counts is err
+			if first := group.Wait(); errors.Is(err, context.Canceled) {
+				err = first // a task ended, and the wait with it
+			}
 			return unlessDrained(err)
 		}
 	}
