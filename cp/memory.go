@@ -14,15 +14,16 @@ const (
 	memoryEvery = 2 * time.Second
 	// A heap below smallHeap is left to Go's defaults.
 	smallHeap = 64 << 20
-	// The live heap of a large fleet lives long, and little is allocated while nothing happens: the collector then lets calmPercent of it
-	// be garbage, not busyPercent as while a fleet connects or results pass. Calm is when less than a part in calmPart of the live heap
-	// is allocated in a second.
-	busyPercent, calmPercent = 100, 25
-	calmPart                 = 4
-	// worthReturning is how much memory of a surge must be left, at least, to be given back to the system, and calmFor how long it must
-	// have been calm.
-	worthReturning = 48 << 20
-	calmFor        = 3 // looks
+	// The live heap of a large fleet lives long, and little is allocated while nothing happens: the collector lets as much of it be garbage
+	// as is allocated in collectEvery, but calmPercent at least, and busyPercent at most, as while a fleet connects or results pass.
+	busyPercent, calmPercent = 100, 10
+	collectEvery             = 3 // seconds
+	// More than a part in worthPart of what is in use, and worthReturning, must be left over to be given back to the system, and it must
+	// have been calm for calmFor. What gathers while it stays calm is given back every returnEvery: that costs a collection.
+	worthPart      = 10
+	worthReturning = 8 << 20
+	calmFor        = 3  // looks
+	returnEvery    = 15 // looks
 )
 
 // memory watches how much is allocated and how much is left over.
@@ -30,12 +31,13 @@ type memory struct {
 	samples []metrics.Sample
 	allocs  uint64 // at the last look
 	calm    int    // looks since it was busy
+	kept    int    // looks since something was given back, or since it was busy
 	percent int
-	settled uint64 // what was held after the last surge was given back
+	settled uint64 // what was held after the last return, or less by now
 }
 
 func newMemory() *memory {
-	m := &memory{percent: busyPercent}
+	m := &memory{percent: busyPercent, kept: returnEvery}
 	for _, name := range []string{
 		"/gc/heap/allocs:bytes", "/gc/heap/live:bytes", "/memory/classes/heap/objects:bytes", "/memory/classes/heap/unused:bytes",
 		"/memory/classes/heap/free:bytes", "/memory/classes/heap/stacks:bytes",
@@ -89,13 +91,22 @@ func (m *memory) look() {
 func (m *memory) decide(allocs, live, held uint64) (percent int, returns bool) {
 	rate := (allocs - m.allocs) / uint64(memoryEvery/time.Second)
 	m.allocs = allocs
-	if rate > live/calmPart {
-		m.calm = 0
-		return busyPercent, false
+	percent = busyPercent
+	if live > smallHeap {
+		percent = int(min(max(100*collectEvery*rate/live, calmPercent), busyPercent))
+	}
+	if rate*collectEvery > live {
+		m.calm, m.kept = 0, returnEvery
+		return percent, false
 	}
 	m.calm++
-	if live < smallHeap {
-		return busyPercent, false
+	m.kept++
+	if m.settled > held {
+		m.settled = held // runners have left
 	}
-	return calmPercent, m.calm >= calmFor && held > m.settled+m.settled/4+worthReturning
+	if live <= smallHeap || m.calm < calmFor || m.kept < returnEvery || held <= m.settled+m.settled/worthPart+worthReturning {
+		return percent, false
+	}
+	m.kept = 0
+	return percent, true
 }
