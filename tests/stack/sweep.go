@@ -128,5 +128,5 @@ func (p *Plane) Connect(user string) (*nats.Conn, error) {
 	if p.Env["RUNBUS_NATS_PLAINTEXT"] != "true" && p.CA != "" {
 		options = append(options, nats.RootCAs(p.CA))
 	}
-	return nats.Connect(p.NATS, options...)
+	return Connect(p.NATS, options...)
 }
