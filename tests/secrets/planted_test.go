@@ -72,9 +72,9 @@ func TestPlantedLeaksAreFound(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()
-	journey := exec.CommandContext(ctx, self, "-test.run", "^TestNothingComesOut$", "-test.v", "-test.timeout", "4m", "-plain")
+	journey := exec.CommandContext(ctx, self, "-test.run", "^TestNothingComesOut$", "-test.v", "-test.timeout", "14m", "-plain")
 	journey.Env = append(os.Environ(), stack.BinariesEnv+"="+bin)
 	journey.WaitDelay = time.Second
 	var out bytes.Buffer
