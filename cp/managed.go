@@ -2,6 +2,7 @@ package cp
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"path/filepath"
@@ -111,10 +112,14 @@ func (c *ControlPlane) managedKey(tenant string) (publicKey []byte, ok bool) {
 
 // useManaged is dispatch.Deps.Managed.
 func (c *ControlPlane) useManaged() func(ctx context.Context, tenant string) (release func(), err error) {
-	if c.managed == nil {
-		return nil
+	if c.managed != nil {
+		return c.managed.Use
 	}
-	return c.managed.Use
+	why := errors.New("no address of a managed runner is dialled yet: MANAGED_RUNNER_ENDPOINT=local has one on the control plane's own host")
+	if c.cfg.ManagedEndpoint == ManagedNone {
+		why = errors.New("there is none (MANAGED_RUNNER_ENDPOINT=none)")
+	}
+	return func(context.Context, string) (func(), error) { return nil, why }
 }
 
 // managedLeaf is auth.LinkConfig.Leaf for `console`.

@@ -129,7 +129,7 @@ func TestDialledRunnersOverTheAPI(t *testing.T) {
 		{"GET", "/api/runners/warehouse/health", "", 409, "runner_offline", "not enrolled yet"},
 		{"POST", "/api/fetches", `{"runnerId":"warehouse","source":{"kind":"file"}}`, 409, "runner_offline", "not enrolled yet"},
 		{"POST", "/api/fetches", `{"runnerId":"console","source":{"kind":"file"}}`, 409, "runner_offline",
-			"Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: "},
+			"Analysis failed: dedicated runner unreachable — fetch does not run on the control plane: no address of a managed runner is dialled yet"},
 	} {
 		a := s.call(t, admin, c.method, c.path, c.body)
 		if p := a.problem(t); a.StatusCode != c.status || p.Code != c.code || !strings.Contains(p.Detail, c.text) {
