@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -81,14 +82,18 @@ func (p *Plane) Again() (err error) {
 	return err
 }
 
-// FreeAddress is one that another start can have too.
+// FreeAddress is one that another start can have too: its port is below those that a system gives to whoever asks for any.
 func FreeAddress() (string, error) {
-	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // loopback, at once
-	if err != nil {
-		return "", err
+	for tries := 0; ; tries++ {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(22_000))) //nolint:noctx,gosec // loopback, at once; no secret
+		if err == nil {
+			defer l.Close()
+			return l.Addr().String(), nil
+		}
+		if tries == 100 {
+			return "", err
+		}
 	}
-	defer l.Close()
-	return l.Addr().String(), nil
 }
 
 // Addr is where runners enrol, host:port.
