@@ -1,5 +1,6 @@
 // Command dispatch measures what a dispatch costs. This process has the dispatcher and the embedded server, a process that it
-// starts has the runner, and TLS 1.3 is between them. In one run, in turns, it measures three paths in a closed loop:
+// starts has the runner, another one the runner's side of the controls, and TLS 1.3 is between them. In one run, in turns, it measures
+// three paths in a closed loop:
 //
 //   - product: dispatch.Dispatcher.Fetch with registry, audit and sessions, to the relay at the caller; the runner is the
 //     product's, with a connector that does nothing and returns 1 KB;
