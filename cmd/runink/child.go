@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -114,7 +115,7 @@ func childEnv(env map[string]string) []string {
 func configuresStack(name string) bool {
 	for _, prefix := range []string{"RUNNER_", "RUNBUS_", "CORE_RUNNER_", "MANAGED_RUNNER_", "RUNINK_"} {
 		if strings.HasPrefix(name, prefix) {
-			return true
+			return name != selfguard.EnvDebug
 		}
 	}
 	return name == "SERVICE_ROLE"

@@ -11,11 +11,13 @@ import (
 	"syscall"
 
 	"github.com/org-runink/runbus/internal/durable"
+	"github.com/org-runink/runbus/internal/selfguard"
 )
 
 // inherited is all that a child gets of this process's environment. None of it is a secret, or leads to one.
 var inherited = []string{
 	"LOG_LEVEL", "LOG_FORMAT", "TZ", "TMPDIR", "SSL_CERT_FILE", "SSL_CERT_DIR", "GOMAXPROCS", "GOMEMLIMIT", "GOGC", "GODEBUG", "GORACE",
+	selfguard.EnvDebug,
 }
 
 // environ is the whole environment of the child, whose state folder is dir.

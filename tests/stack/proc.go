@@ -7,12 +7,14 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"time"
 )
 
 // alive is every process of this run of tests that has not ended.
 var alive struct {
-	mu  sync.Mutex
-	all []*Process
+	mu     sync.Mutex
+	all    []*Process
+	looked time.Time
 }
 
 func (p *Process) enlist() {
@@ -27,41 +29,54 @@ func (p *Process) discharge() {
 	alive.all = slices.DeleteFunc(alive.all, func(q *Process) bool { return q == p })
 }
 
-// lookAtAll takes down what the kernel shows of all processes now, and makes the keys known that they hold now.
+// lookEvery is how often all processes are looked at while others are started: it takes some hundredths of a second.
+const lookEvery = time.Second
+
+// lookAtAll looks at all processes, unless that was done just now.
 func lookAtAll() {
 	alive.mu.Lock()
+	if time.Since(alive.looked) < lookEvery {
+		alive.mu.Unlock()
+		return
+	}
 	all := slices.Clone(alive.all)
+	alive.looked = time.Now()
 	alive.mu.Unlock()
 	if len(all) == 0 {
 		return
 	}
-	children := family()
 	for _, p := range all {
 		p.learnFiles()
-		p.look(children)
+		p.look()
 	}
 }
 
-// family is the children of each process.
-func family() map[int][]int {
-	children := map[int][]int{}
-	stats, err := filepath.Glob("/proc/[0-9]*/stat")
-	if err != nil {
-		return children
+// lookClosely takes down what the kernel shows of the process now, and makes the keys known that it has now.
+func (p *Process) lookClosely() {
+	select {
+	case <-p.exited:
+	default:
+		p.learnFiles()
+		p.look()
 	}
-	for _, file := range stats {
-		b, err := os.ReadFile(file)
+}
+
+// childrenOf is those that the threads of a process started.
+func childrenOf(pid int) (children []int) {
+	dir := "/proc/" + strconv.Itoa(pid) + "/task"
+	threads, err := os.ReadDir(dir)
+	if err != nil {
+		return nil // it has ended, or this is not Linux
+	}
+	for _, thread := range threads {
+		b, err := os.ReadFile(filepath.Join(dir, thread.Name(), "children"))
 		if err != nil {
-			continue // it has ended
+			continue // the thread has ended
 		}
-		// The program's name, in parentheses, may hold anything; behind it are the state and the parent.
-		fields := bytes.Fields(b[bytes.LastIndexByte(b, ')')+1:])
-		pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file)))
-		if err != nil || len(fields) < 2 {
-			continue
-		}
-		if parent, err := strconv.Atoi(string(fields[1])); err == nil {
-			children[parent] = append(children[parent], pid)
+		for _, child := range bytes.Fields(b) {
+			if pid, err := strconv.Atoi(string(child)); err == nil {
+				children = append(children, pid)
+			}
 		}
 	}
 	return children
@@ -70,13 +85,13 @@ func family() map[int][]int {
 // Look takes down what the kernel shows of the process and of all below it. Call it when a process that says nothing is past its start.
 func (p *Process) Look() {
 	p.past.Store(true)
-	p.look(family())
+	p.look()
 }
 
 // look takes down the command line and the environment of the process and of all below it. What it was started with counts once it has
 // said something: a ticket comes in a variable, and is taken out of it before anything else happens. An environment that only root may
 // read shows nothing to others.
-func (p *Process) look(children map[int][]int) {
+func (p *Process) look() {
 	select {
 	case <-p.exited:
 		return
@@ -84,7 +99,7 @@ func (p *Process) look(children map[int][]int) {
 	}
 	past := p.past.Load() || p.Stdout.any() || p.Stderr.any()
 	for queue := []int{p.PID}; len(queue) > 0; queue = queue[1:] {
-		queue = append(queue, children[queue[0]]...)
+		queue = append(queue, childrenOf(queue[0])...)
 		dir := "/proc/" + strconv.Itoa(queue[0])
 		whose := "of "
 		if queue[0] != p.PID {

@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/tests/canary"
 )
 
@@ -47,7 +48,7 @@ func Measure() { LogLevel, measuring = "info", true }
 
 var measuring bool
 
-// Start runs path with args and exactly env, beside PATH, HOME, TMPDIR and LOG_LEVEL, in a folder of its own; a race detector in it does
+// Start runs path with args and exactly env, beside PATH, HOME, TMPDIR, LOG_LEVEL and the like, in a folder of its own; a race detector in it does
 // not linger at the exit. It is killed, if still there, when the test ends, and its log is shown when the test failed. The test fails if the
 // process shows a secret anywhere: see Secrets.
 func Start(t testing.TB, name, path string, env map[string]string, args ...string) *Process {
@@ -70,6 +71,9 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	}
 	p.cmd.Dir = here
 	p.cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "HOME=" + home, "TMPDIR=" + temporary, "GORACE=atexit_sleep_ms=0", "LOG_LEVEL=" + LogLevel}
+	if os.Geteuid() != 0 { // else nobody here could look at what the kernel shows of it
+		p.cmd.Env = append(p.cmd.Env, selfguard.EnvDebug+"=true")
+	}
 	for k, v := range env {
 		p.cmd.Env = append(p.cmd.Env, k+"="+v)
 	}
@@ -101,7 +105,7 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	p.enlist()
 	var read sync.WaitGroup
 	var once sync.Once
-	began := func(string) { once.Do(func() { p.look(family()) }) }
+	began := func(string) { once.Do(func() { p.look() }) }
 	read.Go(func() {
 		p.Stdout.readFrom(stdout, func(line string) {
 			if p.shows {
@@ -117,7 +121,7 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	}()
 	t.Cleanup(func() {
 		_ = p.cmd.Process.Signal(syscall.SIGCONT)
-		lookAtAll()
+		p.lookClosely()
 		p.discharge()
 		_ = p.cmd.Process.Kill()
 		<-p.exited
@@ -148,7 +152,7 @@ func foldersOf(here string, env map[string]string, args []string) []string {
 // Signal sends one.
 func (p *Process) Signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
-	lookAtAll()
+	p.lookClosely()
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatalf("signal %v to %s: %v", s, p.Name, err)
 	}
