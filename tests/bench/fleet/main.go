@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/org-runink/runbus/tests/bench/plane"
 	"github.com/org-runink/runbus/tests/bench/proc"
@@ -36,6 +37,7 @@ func main() {
 	flag.IntVar(&s.together, "together", 128, "runners that are under way at once at the first start; what a restart brings is not held back")
 	flag.IntVar(&s.repeat, "repeat", 1, "how often all of it is done")
 	flag.IntVar(&s.beats, "beats", 1000, "heartbeats whose processor time is measured, at least")
+	flag.DurationVar(&s.rest, "rest", 2*time.Minute, "how long the connected fleet is left alone before its memory is taken: the mean of the second half")
 	flag.BoolVar(&s.floor, "floor", true, "measure bare connections too")
 	flag.StringVar(&s.profile, "profile", "", "folder for profiles of the control plane and of the runners")
 	flag.Parse()

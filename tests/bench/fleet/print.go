@@ -13,7 +13,7 @@ func (f figures) print(s settings) {
 	}
 	fmt.Printf("connected and enrolled: %d of %d, half in %s, 99 %% in %s, all in %s (bar 10 s); processor time control plane %s, runners %s; %d warnings\n",
 		f.first.Enrolled, s.runners, seconds(f.first.Half), seconds(f.first.Most), seconds(f.first.All), seconds(f.planeCPU), seconds(f.fleetCPU), f.first.Warnings)
-	fmt.Printf("control-plane memory: %.1f KiB a runner (bar 80)\n", f.perRunner/1024)
+	f.held.print(s)
 	if s.beats > 0 {
 		fmt.Printf("heartbeats: 1,000 take %.0f ms of the control plane's processor time; the idle fleet with its own, pings and all keeps %.2f processors busy\n",
 			f.beats.Seconds()*1000, f.idle)
@@ -43,7 +43,7 @@ func printMedians(all []figures) {
 	fmt.Printf("medians of %d: bare %.1f s; connected and enrolled %.1f s (bar 10), %.2f of bare; %.1f KiB a runner (bar 80); 1,000 heartbeats %.0f ms; 99 %% back after %.1f s (bar 35); closed for good %d (bar 0)\n",
 		len(all), median(func(f figures) float64 { return f.floor.Seconds() }), median(func(f figures) float64 { return f.first.All.Seconds() }),
 		median(func(f figures) float64 { return f.first.All.Seconds() / f.floor.Seconds() }),
-		median(func(f figures) float64 { return f.perRunner / 1024 }), median(func(f figures) float64 { return f.beats.Seconds() * 1000 }),
+		median(func(f figures) float64 { return f.held.bar() / 1024 }), median(func(f figures) float64 { return f.beats.Seconds() * 1000 }),
 		median(func(f figures) float64 { return f.back.Most.Seconds() }), closed)
 }
 

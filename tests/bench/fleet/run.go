@@ -17,6 +17,7 @@ import (
 type settings struct {
 	runners, sites, together, repeat, beats int
 	floor                                   bool
+	rest                                    time.Duration
 	profile                                 string
 }
 
@@ -26,7 +27,7 @@ type figures struct {
 	floorCPU           [2]time.Duration // server, clients
 	first              outcome
 	planeCPU, fleetCPU time.Duration // of first
-	perRunner          float64       // bytes
+	held               held          // memory of the control plane, beside what it held before
 	idle               float64       // processors that the connected fleet keeps busy in the control plane
 	beats              time.Duration // of 1,000 heartbeats
 	down               time.Duration // from the kill until the control plane served again
@@ -145,6 +146,10 @@ func (f *figures) connect(s settings, p *plane.Plane, fleet *proc.Child) error {
 	if err != nil {
 		return err
 	}
+	classes, err := p.Classes()
+	if err != nil {
+		return err
+	}
 	done, err := profiled(s, "connect", p.Child, fleet)
 	if err != nil {
 		return err
@@ -164,27 +169,11 @@ func (f *figures) connect(s settings, p *plane.Plane, fleet *proc.Child) error {
 	if err := done(); err != nil {
 		return err
 	}
-	if err := pause(settle); err != nil {
+	if f.held, err = measureHeld(s, p, before, classes); err != nil || s.profile == "" {
 		return err
 	}
-	after, err := p.Memory()
-	if err != nil {
-		return err
-	}
-	f.perRunner = float64(after.Now-before.Now) / float64(s.runners)
-	if s.profile != "" {
-		var text string
-		if err := p.Ask("memory", &text); err != nil {
-			return err
-		}
-		fmt.Printf("control plane: resident %d MiB before, %d MiB after; %s\n", before.Now>>20, after.Now>>20, text)
-		return p.Ask("heap "+filepath.Join(s.profile, "plane-heap.pprof"), nil)
-	}
-	return nil
+	return p.Ask("heap "+filepath.Join(s.profile, "plane-heap.pprof"), nil)
 }
-
-// settle is how long the fleet is left alone before memory is read: every runner has sent a heartbeat of its own by then.
-const settle = 20 * time.Second
 
 // heartbeats measures what the connected fleet costs when nothing happens, and what heartbeats more cost.
 func (f *figures) heartbeats(ctx context.Context, s settings, p *plane.Plane, fleet *proc.Child) error {

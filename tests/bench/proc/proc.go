@@ -155,7 +155,7 @@ func ignoreClosed(err error) error {
 type Command func(arg string) (any, error)
 
 // Serve is the child's side: it says hello and obeys until its input ends. It knows by itself: cpu, profile FILE, profiled, heap FILE,
-// collect.
+// classes, collect.
 func Serve(hello any, commands map[string]Command) error {
 	out := json.NewEncoder(os.Stdout)
 	say := func(v any, err error) error {
@@ -201,12 +201,7 @@ func Serve(hello any, commands map[string]Command) error {
 			defer g.Close()
 			return nil, pprof.Lookup("goroutine").WriteTo(g, 0)
 		},
-		"memory": func(string) (any, error) {
-			var m runtime.MemStats
-			runtime.ReadMemStats(&m)
-			return fmt.Sprintf("heap in use %d, of it live %d at the last collection; idle and not returned %d; stacks %d, other %d MiB; collections %d, goroutines %d, allocated %d MiB",
-				m.HeapInuse>>20, m.HeapAlloc>>20, (m.HeapIdle-m.HeapReleased)>>20, m.StackInuse>>20, (m.GCSys+m.MSpanSys+m.MCacheSys+m.OtherSys)>>20, m.NumGC, runtime.NumGoroutine(), m.TotalAlloc>>20), nil
-		},
+		"classes": func(string) (any, error) { return readClasses(), nil },
 		"collect": func(string) (any, error) { debug.FreeOSMemory(); return nil, nil },
 	}
 	for lines := bufio.NewScanner(os.Stdin); lines.Scan(); {
