@@ -106,7 +106,7 @@ func wrongMirror(copied, source *natsjs.StreamInfo, want natsjs.StreamConfig) st
 	case have.Mirror == nil || have.Mirror.Consumer == nil || *have.Mirror.Consumer != *want.Mirror.Consumer ||
 		have.Mirror.External == nil || have.Mirror.External.APIPrefix != want.Mirror.External.APIPrefix:
 		return "it copies from elsewhere"
-	case have.Storage != want.Storage || have.AllowDirect || have.MaxMsgsPerSubject != want.MaxMsgsPerSubject ||
+	case have.Storage != want.Storage || have.PersistMode != want.PersistMode || have.AllowDirect || have.MaxMsgsPerSubject != want.MaxMsgsPerSubject ||
 		have.AllowMsgTTL != want.AllowMsgTTL || have.Replicas != want.Replicas:
 		return "it is configured differently"
 	}
@@ -150,11 +150,17 @@ func (s *Store) feed(ctx context.Context, name string, mirrorThere bool) (fresh 
 // don't see a dead runner even while the mirror is cut off.
 func (s *Store) mirrorConfig(name string, sourceCreated time.Time) natsjs.StreamConfig {
 	source := s.defs[name].config
+	// A mirror need not be on the disk before it goes on: what it loses when the power fails it gets again from its source. A stream with
+	// replicas has no such mode.
+	persist := natsjs.DefaultPersistMode
+	if source.Storage == natsjs.FileStorage && source.Replicas <= 1 {
+		persist = natsjs.AsyncPersistMode
+	}
 	return natsjs.StreamConfig{
 		Name: name, Description: "mirror for operators: " + source.Description,
 		Retention: natsjs.LimitsPolicy, Discard: natsjs.DiscardOld,
 		MaxConsumers: -1, MaxMsgs: -1, MaxBytes: source.MaxBytes, MaxAge: source.MaxAge, MaxMsgsPerSubject: source.MaxMsgsPerSubject, MaxMsgSize: -1,
-		Storage: source.Storage, Replicas: source.Replicas, Compression: source.Compression,
+		Storage: source.Storage, PersistMode: persist, Replicas: source.Replicas, Compression: source.Compression,
 		AllowMsgTTL: source.AllowMsgTTL, DenyDelete: true, DenyPurge: true,
 		Mirror: &natsjs.StreamSource{
 			Name:     name,

@@ -2,6 +2,9 @@ package jetstream
 
 import (
 	"context"
+	"os"
+	"path/filepath"
+	"strconv"
 	"testing"
 	"time"
 
@@ -206,4 +209,57 @@ func TestMirrorsAfterRestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	awaitKV(t, watchMirror(t, ops), "b", func(e natsjs.KeyValueEntry) bool { return e.Key() == "b" })
+}
+
+// What a mirror had not written when the power failed comes again.
+func TestMirrorGetsAgainWhatItLost(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := openOn(t, b, overTCP(t, b, embedded.UserSec), nil)
+	if err := s.OpenMirrors(ctx, overTCP(t, b, embedded.UserMirror)); err != nil {
+		t.Fatal(err)
+	}
+	has := func(want uint64) {
+		t.Helper()
+		ops, err := natsjs.New(b.OpsConn(t))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for {
+			mirror, err := ops.Stream(ctx, auditStream)
+			if ctx.Err() != nil {
+				t.Fatalf("the mirror has not got %d: %v", want, err)
+			}
+			if err != nil || mirror.CachedInfo().State.LastSeq < want {
+				continue
+			}
+			for seq := uint64(1); seq <= want; seq++ {
+				if m, err := mirror.GetMsg(ctx, seq); err != nil || string(m.Data) != strconv.FormatUint(seq, 10) {
+					t.Fatalf("message %d of the mirror: %v", seq, err)
+				}
+			}
+			return
+		}
+	}
+	for seq := range uint64(3) {
+		if _, err := s.AppendAudit(ctx, []byte(strconv.FormatUint(seq+1, 10)), seq); err != nil {
+			t.Fatal(err)
+		}
+	}
+	has(3)
+	blocks, err := filepath.Glob(filepath.Join(b.Dir, "store", "jetstream", "OPS", "streams", auditStream, "msgs", "*.blk"))
+	if err != nil || len(blocks) == 0 {
+		t.Fatalf("the mirror has no blocks: %v", err)
+	}
+	for _, block := range blocks {
+		if err := os.Remove(block); err != nil {
+			t.Fatal(err)
+		}
+	}
+	b.Restart(t)
+	s.inspect(ctx)
+	if _, err := s.AppendAudit(ctx, []byte("4"), 3); err != nil {
+		t.Fatal(err)
+	}
+	has(4)
 }
