@@ -89,6 +89,9 @@ type Config struct {
 	// FitProcessors has the process use one processor while that is enough for its works, by GOMAXPROCS, unless the environment sets that.
 	// It is for a process that is a runner and nothing else.
 	FitProcessors bool
+	// Step is told of each step that changes the state folder of a runner that is dialled, for tests that end the process there. May be
+	// nil.
+	Step func(name string)
 	// Tracing makes the spans of works. Nil: none are made.
 	Tracing trace.TracerProvider
 	// Log is where the runner logs. Nil means slog.Default.

@@ -31,7 +31,7 @@ type dialled struct {
 
 // openDialled takes the state folder and, for a runner that is not enrolled, begins with the ticket.
 func openDialled(c *Config) (*dialled, error) {
-	store, err := identity.OpenWith(c.StateDir, identity.Options{Log: c.Log})
+	store, err := identity.OpenWith(c.StateDir, identity.Options{Log: c.Log, Step: c.Step})
 	if err != nil {
 		return nil, &ExitError{Code: ExitConfig, Err: err}
 	}

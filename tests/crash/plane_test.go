@@ -41,7 +41,7 @@ func TestThePlaneIsKilledAtEveryStepOfAnEnrolment(t *testing.T) {
 			t.Errorf("after a crash at %q the runner is pending: %v", step, pending)
 		}
 		if pending {
-			dial(t, p.Admin)
+			s.dial(p.Admin)
 			s.await("what to do", func() bool { return strings.Contains(s.record(p).Dial.LastError, "has no token that can be proven") })
 			s.runner.Stderr.Must(t, "issue a new token")
 			if has := s.fingerprint(); has != "" {
@@ -52,7 +52,7 @@ func TestThePlaneIsKilledAtEveryStepOfAnEnrolment(t *testing.T) {
 			s.runner.Stop(t)
 			s.start(made.Ticket)
 		}
-		dial(t, p.Admin)
+		s.dial(p.Admin)
 		s.one(p, "runner.enrol")
 	})
 }
@@ -72,7 +72,7 @@ func TestThePlaneIsKilledAtEveryStepOfARenewal(t *testing.T) {
 		first.Stop(t)
 		s.killed(s.doomed(step, next))
 		p := s.stopped(next, nil)
-		dial(t, p.Admin)
+		s.dial(p.Admin)
 		s.one(p, "runner.certificate.promote", old)
 		if s.record(p).pinned(old) {
 			t.Error("the old certificate is still valid")
@@ -98,7 +98,7 @@ func TestThePlaneIsKilledAtEveryStepOfALateRenewal(t *testing.T) {
 		s.start("")
 		s.killed(s.doomed(step, "1h"))
 		p := s.stopped("1h", nil)
-		dial(t, p.Admin)
+		s.dial(p.Admin)
 		s.one(p, "runner.certificate.promote", old)
 		if s.record(p).pinned(old) {
 			t.Error("the expired certificate is still on record")

@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -23,6 +24,7 @@ import (
 // scene is one dialled runner, and one control plane after the other on the same data folder.
 type scene struct {
 	t       *testing.T
+	name    string // of the runner
 	bin     stack.Binaries
 	data    string // folder of the control plane
 	state   string // folder of the runner
@@ -38,7 +40,7 @@ func newScene(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 	return &scene{
-		t: t, bin: bin, data: filepath.Join(t.TempDir(), "data"), state: filepath.Join(t.TempDir(), "state"),
+		t: t, name: "edge", bin: bin, data: filepath.Join(t.TempDir(), "data"), state: filepath.Join(t.TempDir(), "state"),
 		address: stack.FreeAddress(t, "127.0.0.1:0"),
 	}
 }
@@ -61,40 +63,56 @@ func (s *scene) doomed(step, leafLife string) *stack.Process {
 	})
 }
 
-// killed waits until a control plane has been killed at its step.
+// killed waits until a process has been killed at its step.
 func (s *scene) killed(p *stack.Process) {
 	s.t.Helper()
 	if code := p.Exit(s.t); code != -1 {
-		s.t.Fatalf("the control plane ended by itself, with status %d", code)
+		s.t.Fatalf("the %s ended by itself, with status %d", p.Name, code)
 	}
 }
 
 // create registers the runner and starts it with its ticket.
 func (s *scene) create(admin *stack.API) {
 	s.t.Helper()
-	made := admin.Create(s.t, "edge", s.address)
+	made := admin.Create(s.t, s.name, s.address)
 	s.id = made.Runner.ID
 	s.start(made.Ticket)
-	dial(s.t, admin)
+	s.dial(admin)
 }
 
 // start starts the runner's process, with a ticket or without.
 func (s *scene) start(ticket string) {
 	s.t.Helper()
+	s.runner = stack.Start(s.t, "runner", s.bin.CoreRunner, s.env(ticket), "serve")
+	s.runner.Stderr.Must(s.t, "listening for the control plane")
+}
+
+// doomedRunner starts one that is killed at a change of its folder, which may be before it listens.
+func (s *scene) doomedRunner(step int, ticket string) *stack.Process {
+	s.t.Helper()
+	self, err := os.Executable()
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	env := s.env(ticket)
+	env[envKillRunner] = strconv.Itoa(step)
+	return stack.Start(s.t, "runner to be killed", self, env)
+}
+
+func (s *scene) env(ticket string) map[string]string {
 	env := map[string]string{"CORE_RUNNER_LISTEN": s.address, "CORE_RUNNER_STATE_DIR": s.state}
 	if ticket != "" {
 		env["CORE_RUNNER_TICKET"] = ticket
 	}
-	s.runner = stack.Start(s.t, "runner", s.bin.CoreRunner, env, "serve")
-	s.runner.Stderr.Must(s.t, "listening for the control plane")
+	return env
 }
 
 // dial asks the control plane to dial at once; it may die of that before it answers.
-func dial(t *testing.T, admin *stack.API) {
-	t.Helper()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, admin.URL+"/api/runners/edge/connect", nil)
+func (s *scene) dial(admin *stack.API) {
+	s.t.Helper()
+	req, err := http.NewRequestWithContext(s.t.Context(), http.MethodPost, admin.URL+"/api/runners/"+s.name+"/connect", nil)
 	if err != nil {
-		t.Fatal(err)
+		s.t.Fatal(err)
 	}
 	req.Header.Set("Authorization", "Bearer "+admin.Token)
 	if resp, err := http.DefaultClient.Do(req); err == nil {
@@ -140,7 +158,7 @@ type record struct {
 
 func (s *scene) record(p *stack.Plane) (r record) {
 	s.t.Helper()
-	p.Admin.Must(s.t, http.MethodGet, "/api/runners/edge", nil, &r)
+	p.Admin.Must(s.t, http.MethodGet, "/api/runners/"+s.name, nil, &r)
 	return r
 }
 
@@ -236,7 +254,7 @@ func (s *scene) fetch(p *stack.Plane) {
 		_, _ = w.Write([]byte(strings.Repeat("{\"n\":1}\n", 3)))
 	}))
 	defer source.Close()
-	f := p.Admin.Fetch(s.t, map[string]any{"runnerId": "edge", "source": map[string]any{"kind": "http", "settings": map[string]string{"url": source.URL, "format": "jsonl"}}})
+	f := p.Admin.Fetch(s.t, map[string]any{"runnerId": s.name, "source": map[string]any{"kind": "http", "settings": map[string]string{"url": source.URL, "format": "jsonl"}}})
 	if end := f.End(); end.Outcome != "completed" || end.Rows != 3 || end.RunnerID != s.id || end.RunnerPID != int64(s.runner.PID) {
 		s.t.Errorf("a fetch over the link ended %+v", end)
 	}
