@@ -71,6 +71,10 @@ func (a *Agent) await(ctx context.Context, group *errgroup.Group) error {
 		return err
 	}
 	a.ref = ref
+	if a.child != nil { // those of several tenants write into one log
+		a.log = a.log.With("managed", ref.Tenant)
+		a.works.done.log = a.log
+	}
 	if a.cfg.Name == "" {
 		a.cfg.Name = a.dialled.store.Name()
 	}

@@ -181,6 +181,9 @@ func TestTheManagedRunnerOnThisHost(t *testing.T) {
 	if f := acme.Fetch(t, theirs.body("local/console")); f.Problem.Code != "invalid" || !strings.Contains(f.Problem.Message, "not a runner name") {
 		t.Errorf("another tenant's by its whole name: %+v", f.Problem)
 	}
+	for _, tenant := range []string{"local", "acme"} { // their lines in the one log can be told apart
+		plane.Stderr.Must(t, "managed="+tenant)
+	}
 	// The policy that was handed on is in force.
 	elsewhere := plane.Admin.Fetch(t, map[string]any{"runnerId": "console", "source": map[string]any{"kind": "http", "settings": map[string]string{"url": "http://127.0.0.2:9/", "format": "jsonl"}}}).End()
 	if elsewhere.Code != "egress_denied" {
