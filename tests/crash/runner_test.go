@@ -2,6 +2,7 @@ package crash
 
 import (
 	"fmt"
+	"strconv"
 	"testing"
 )
 
@@ -17,7 +18,7 @@ func TestTheRunnerIsKilledAtEveryStepOfAnEnrolment(t *testing.T) {
 	p := newScene(t).plane("24h")
 	t.Run("steps", func(t *testing.T) { // p lives as long as they
 		for step := 1; step <= stepsOfAnEnrolment; step++ {
-			t.Run(fmt.Sprint(step), func(t *testing.T) {
+			t.Run(strconv.Itoa(step), func(t *testing.T) {
 				t.Parallel()
 				s := newScene(t)
 				s.name = fmt.Sprint("edge-", step)
@@ -38,7 +39,7 @@ func TestTheRunnerIsKilledAtEveryStepOfARenewal(t *testing.T) {
 	p := newScene(t).plane("30s") // renewed after 18
 	t.Run("steps", func(t *testing.T) {
 		for step := 1; step <= stepsOfARenewal; step++ {
-			t.Run(fmt.Sprint(step), func(t *testing.T) {
+			t.Run(strconv.Itoa(step), func(t *testing.T) {
 				t.Parallel()
 				s := newScene(t)
 				s.name = fmt.Sprint("edge-", step)
