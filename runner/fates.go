@@ -23,7 +23,7 @@ type ulid [26]byte
 
 // fates is what became of every id that was ever assigned or cancelled, until it is forgotten: in generations, the youngest last. ULIDs
 // grow with time, so that an id is mostly looked for in the youngest alone, which is small enough for a processor's own memory. In one map,
-// forgotten one by one, ids were an eighth of what a small work cost (measured). Not safe for concurrent use.
+// forgotten one by one, ids took some 8 % of a small work's time, so it is 2 % (measured). Not safe for concurrent use.
 type fates struct {
 	generations []*generation
 	count       int // of ids in them
