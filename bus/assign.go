@@ -43,7 +43,7 @@ type assigner struct {
 }
 
 // Assign publishes the dispatch's assignment on the work subject of its session: body is the encoded RunnerWorkAssignment without
-// the fields that tell what this side reads, and is the stream's from now on. to is what the runner can do. Assignments to one
+// the fields that tell what this side reads, and is the stream's until it is Written. to is what the runner can do. Assignments to one
 // session that come at the same time leave in one message if it reads RunnerWorkAssignments.
 //
 // An error says that the assignment was not sent, and that it is too large (CodeLimit) or that the link did not take it. Where
@@ -57,6 +57,7 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
 	r.patient = to.ChunksTell
+	r.unwritten.Add(1)
 	all := r.all
 	all.assigning.Lock()
 	all.queue = append(all.queue, assignment{r, body, to.Assignments, t.clamped()})
@@ -87,14 +88,16 @@ func (r *Receivers) assign(caller *Receiver, most int) (err error) {
 		r.assigning.Unlock()
 		for rest := turn; len(rest) > 0; {
 			n := r.alike(rest)
-			if failed := r.assignTogether(rest[:n]); failed != nil {
-				for _, a := range rest[:n] {
-					if a.to == caller {
-						err = failed
-						continue
-					}
+			failed := r.assignTogether(rest[:n])
+			for _, a := range rest[:n] {
+				switch {
+				case failed == nil:
+				case a.to == caller:
+					err = failed
+				default:
 					a.to.fail(fmt.Errorf("%w: %w", ErrNotSent, failed))
 				}
+				a.to.unwritten.Add(-1) // from here on it may be another's
 			}
 			rest = rest[n:]
 		}

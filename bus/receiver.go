@@ -26,7 +26,8 @@ type Receiver struct {
 	few  [4]Frame
 	done uint64 // number up to which is consumed
 
-	patient bool // the runner stands many results that are not acknowledged; belongs to who opened the stream
+	patient   bool         // the runner stands many results that are not acknowledged; belongs to who opened the stream
+	unwritten atomic.Int64 // assignments of it that wait for their turn, or are being written
 
 	queued bool // guarded by all.mu: it is in all.ready
 
@@ -162,6 +163,10 @@ func (r *Receiver) Done(f Frame) {
 	}
 }
 
+// Written reports whether each assignment that Assign took has been written, or has failed: until then what writes them looks at r and at
+// the bodies, also after Close, and whatever a runner has sent, which may have guessed the dispatch. It may be called from any goroutine.
+func (r *Receiver) Written() bool { return r.unwritten.Load() == 0 }
+
 // Close ends the stream. What came until then is acknowledged. What the runner sends afterwards is late: dropped and
 // counted, but acknowledged when the runner resumes or sends its result, so that it can let go of it.
 func (r *Receiver) Close() {
@@ -197,20 +202,24 @@ func (r *Receiver) nudge() {
 	}
 }
 
-// nobodyHeard notes that the assignment reached nobody, unless a frame shows that it did.
-func (r *Receiver) nobodyHeard() {
+// nobodyHeard notes that the assignment reached nobody, unless a frame shows that it did. It returns false if r is not that meant, which
+// is asked with the lock held.
+func (r *Receiver) nobodyHeard(meant func() bool) bool {
 	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !meant() {
+		return false
+	}
 	r.nobody = r.in.last == 0
 	r.news.Store(true)
-	r.mu.Unlock()
 	r.nudge()
+	return true
 }
 
 // receive takes one message of the dispatch in. It runs in the subscription's callback, so it publishes nothing.
 func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropReason) {
 	if subject.Kind == schemas.KindResultCtl && isNoResponders(msg) {
-		if r.isOf(subject.Ref) {
-			r.nobodyHeard()
+		if r.nobodyHeard(func() bool { return r.ref == subject.Ref && r.dispatch == subject.Dispatch }) {
 			return ""
 		}
 		return DropForeign
@@ -228,13 +237,6 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(), bundled: bundled,
 		hidden: bundled && len(views) > 1 && subject.Kind == schemas.KindResultData,
 	})
-}
-
-// isOf reports whether the dispatch is that runner's.
-func (r *Receiver) isOf(ref schemas.RunnerRef) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.ref == ref
 }
 
 // arrival is what is known of frames that came together.
@@ -361,16 +363,17 @@ func (r *Receiver) belongs(dispatch, session string) DropReason {
 	return ""
 }
 
-// credit is the credit that is due now, false if none is.
-func (r *Receiver) credit(now time.Time) (c credit, bundles, ok bool) {
+// credit is the credit that is due now, and for whom; false if none is.
+func (r *Receiver) credit(now time.Time) (c owedCredit, ok bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.err != nil {
-		return credit{}, false, false
+		return owedCredit{}, false
 	}
-	c, ok = r.in.credit(now)
-	c.dispatch, c.session = r.dispatch, r.session
-	return c, r.bundles, ok
+	c.ref, c.bundles = r.ref, r.bundles
+	c.credit, ok = r.in.credit(now)
+	c.credit.dispatch, c.credit.session = r.dispatch, r.session
+	return c, ok
 }
 
 // age reports whether time has made a credit due.

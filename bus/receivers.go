@@ -124,7 +124,7 @@ func (r *Receivers) Open(ref schemas.RunnerRef, session, dispatch string, window
 	return one
 }
 
-// OpenAt is Open in memory of the caller: a zero Receiver, or one of r's that was closed after its result had come.
+// OpenAt is Open in memory of the caller: a zero Receiver, or one of r's that was closed and is Written.
 func (r *Receivers) OpenAt(one *Receiver, ref schemas.RunnerRef, session, dispatch string, windowBytes int64) {
 	most := max(clampWindow(windowBytes), MinWindow)
 	r.mu.Lock()
@@ -306,8 +306,8 @@ func (r *Receivers) write() {
 		r.buried.expire(now.Add(-r.timing.tombstone))
 		r.mu.Unlock()
 		for _, one := range due {
-			if c, bundles, ok := one.credit(now); ok {
-				batch = append(batch, owedCredit{one.ref, c, bundles})
+			if c, ok := one.credit(now); ok {
+				batch = append(batch, c)
 			}
 		}
 		clear(due)

@@ -179,11 +179,6 @@ func (r *Receivers) acknowledge(stone tombstone, dispatch, session string, ackno
 // nobodyHeard tells the streams whose assignments left in one message that it reached nobody.
 func (r *Receivers) nobodyHeard(ref schemas.RunnerRef, batch uint64) {
 	for _, one := range r.streams() {
-		one.mu.Lock()
-		meant := one.batch == batch && one.ref == ref
-		one.mu.Unlock()
-		if meant {
-			one.nobodyHeard()
-		}
+		one.nobodyHeard(func() bool { return one.batch == batch && one.ref == ref })
 	}
 }

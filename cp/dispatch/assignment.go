@@ -45,7 +45,7 @@ func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
 	}
 	b = appendNumber(b, fieldWindow, window)
 	if cap(b) <= keepBody {
-		r.body = b // it has been written when the run completed, before others get it
+		r.body = b // it has been written before others get it (recycle)
 	}
 	return b, nil
 }
