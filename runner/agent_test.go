@@ -361,7 +361,7 @@ func TestACancelledContextEndsTheRunner(t *testing.T) {
 	a.exit(ExitOK)
 
 	ctx, cancel := context.WithCancel(context.Background())
-	b, err := New(Config{Addrs: []string{cp.URL()}, Token: cp.token, ID: edge.Runner, TLS: true, CA: cp.CAFile, Log: a.Agent.log})
+	b, err := New(Config{Addrs: []string{cp.URL()}, Token: cp.token, ID: edge.Runner, TLS: true, CA: cp.CAFile, StateDir: t.TempDir(), Log: a.Agent.log})
 	must(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()

@@ -29,7 +29,7 @@ func TestAnAddressWithoutATokenRefusesToStart(t *testing.T) {
 		"face":        {bin.Face, map[string]string{"SERVICE_ROLE": "runner"}, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			env := map[string]string{"RUNNER_ENROLL_ADDR": "127.0.0.1:1", "RUNNER_ID": "edge"}
+			env := map[string]string{"RUNNER_ENROLL_ADDR": "127.0.0.1:1", "RUNNER_ID": "edge", "CORE_RUNNER_STATE_DIR": t.TempDir()}
 			for k, v := range start.env {
 				env[k] = v
 			}

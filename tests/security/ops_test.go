@@ -134,6 +134,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	_, token := i.api.MintKey(t, "edge")
 	env := map[string]string{
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(i.url, "tls://"), "RUNNER_ENROLL_CA": i.ca, "RUNNER_ENROLL_TOKEN": token, "RUNNER_ID": "edge",
+		"CORE_RUNNER_STATE_DIR": t.TempDir(), // the default is the host's
 	}
 	edge := stack.Start(t, "edge", i.bin.CoreRunner, env, "serve")
 	i.api.AwaitRunner(t, "edge", true)
@@ -182,7 +183,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	if t.Failed() {
 		t.Logf("shown:\n%s", shown)
 	}
-	watch.Signal(t, syscall.SIGINT)
+	watch.Signal(t, syscall.SIGKILL) // it may wait for its translator at an interrupt
 	watch.Exit(t)
 }
 
@@ -267,7 +268,7 @@ func TestOpsLookAround(t *testing.T) {
 		r := i.runner(t, token, "newcomer")
 		watch.Stdout.Must(t, "local.newcomer: ")
 		watch.Stdout.Must(t, r.session)
-		watch.Signal(t, syscall.SIGINT)
+		watch.Signal(t, syscall.SIGKILL) // it may wait for its translator at an interrupt
 		watch.Exit(t)
 	})
 }
