@@ -1,11 +1,15 @@
 package managed
 
 import (
+	"bytes"
 	_ "embed"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -90,5 +94,34 @@ func (c *child) folder() (string, error) {
 	if c.tenant == c.r.c.Own || c.r.c.Policy != "" {
 		return dir, nil
 	}
-	return dir, durable.Replace(filepath.Join(dir, policyFile), strangersPolicy, nil)
+	own, err := net.InterfaceAddrs()
+	if err != nil {
+		return "", fmt.Errorf("which addresses this host has: %w", err)
+	}
+	return dir, durable.Replace(filepath.Join(dir, policyFile), policyOn(own), nil)
 }
+
+// policyOn is strangersPolicy on a host with these addresses: it may have public ones, where what listens on all of them listens too. One
+// that the host gets later is refused from the next start of the child on.
+func policyOn(own []net.Addr) []byte {
+	var cidrs []string
+	for _, a := range own {
+		n, ok := a.(*net.IPNet)
+		if !ok {
+			continue
+		}
+		if ip, ok := netip.AddrFromSlice(n.IP); ok {
+			ip = ip.Unmap()
+			cidrs = append(cidrs, strconv.Quote(netip.PrefixFrom(ip, ip.BitLen()).String()))
+		}
+	}
+	text, rules := bytes.Clone(strangersPolicy), 0
+	for some := range slices.Chunk(cidrs, mostCIDRs) {
+		rules++
+		text = fmt.Appendf(text, "  - name: own-addresses-%d\n    cidrs: [%s]\n", rules, strings.Join(some, ", "))
+	}
+	return text
+}
+
+// mostCIDRs is how many a rule of a policy may have (docs/policy.md).
+const mostCIDRs = 1000
