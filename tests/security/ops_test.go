@@ -183,7 +183,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	if t.Failed() {
 		t.Logf("shown:\n%s", shown)
 	}
-	watch.Signal(t, syscall.SIGKILL) // it may wait for its translator at an interrupt
+	watch.Signal(t, syscall.SIGKILL) // it takes no interrupt where tests run in the background of a shell
 	watch.Exit(t)
 }
 
@@ -268,7 +268,7 @@ func TestOpsLookAround(t *testing.T) {
 		r := i.runner(t, token, "newcomer")
 		watch.Stdout.Must(t, "local.newcomer: ")
 		watch.Stdout.Must(t, r.session)
-		watch.Signal(t, syscall.SIGKILL) // it may wait for its translator at an interrupt
+		watch.Signal(t, syscall.SIGKILL) // it takes no interrupt where tests run in the background of a shell
 		watch.Exit(t)
 	})
 }
