@@ -143,6 +143,9 @@ func (r *Roster) SetNext(ctx context.Context, id, current string, next Leaf) err
 	if !ok {
 		return errNoRunner(id)
 	}
+	if err := r.settle(ctx, runner.Tenant); err != nil {
+		return err
+	}
 	var e *runbusv1.AuditEvent
 	tell := func() *runbusv1.AuditEvent {
 		e = r.event(runner, "runner.certificate.next", nil, "certificate", current, "next", next.Fingerprint)

@@ -101,6 +101,25 @@ func (r *Roster) payOwed(ctx context.Context) {
 	}
 }
 
+// mostOwed is how many events a tenant may owe when a change comes that no limit of the document holds back, and that is tried again for
+// as long as the audit log takes nothing: they would fill the document, until nothing could be revoked any more.
+const mostOwed = 64
+
+// settle has the audit log take what a tenant owes, if that is much; CodeUnavailable if it does not.
+func (r *Roster) settle(ctx context.Context, tenant string) error {
+	r.mu.RLock()
+	var owed []debt
+	if t := r.tenants[tenant]; t != nil && len(t.doc.Owed) >= mostOwed {
+		owed = slices.Clone(t.doc.Owed)
+	}
+	r.mu.RUnlock()
+	if err := r.pay(ctx, tenant, owed); err != nil {
+		return schemas.Wrap(schemas.CodeUnavailable, err, "too many changes of the runner registry wait for the audit log").
+			WithHint("nothing was changed; try again when /readyz is ready")
+	}
+	return nil
+}
+
 func (r *Roster) pay(ctx context.Context, tenant string, debts []debt) error {
 	for _, o := range debts {
 		e := new(runbusv1.AuditEvent)

@@ -84,3 +84,44 @@ func TestWhatAKilledProcessDidIsRecorded(t *testing.T) {
 		t.Errorf("%d events are remembered for nothing", left)
 	}
 }
+
+// Renewals are tried again for as long as they can't be recorded. What they leave stays within a bound, and the audit log gets it when it
+// takes something again, without a start.
+func TestWhatRenewalsOweIsBounded(t *testing.T) {
+	type death struct{}
+	dies := false
+	e := start(t, func(d *Deps) {
+		d.Step = func(step string) {
+			if dies && step == "runner.certificate.next decided" {
+				panic(death{})
+			}
+		}
+	})
+	runner := e.enrolled(t, "edge")
+	renew := func() error { return e.r.SetNext(t.Context(), runner.ID, runner.Current.Fingerprint, leaf("next")) }
+	owed := func() int {
+		t.Helper()
+		row, err := e.r.docs.Get(t.Context(), acme)
+		must(t, err)
+		return len(row.Value.Owed)
+	}
+	dies = true
+	most := 0
+	for range mostOwed + 3 {
+		func() {
+			defer func() {
+				if dead := recover(); dead != (death{}) {
+					t.Fatalf("not killed: %v", dead)
+				}
+			}()
+			must(t, renew())
+		}()
+		most = max(most, owed())
+	}
+	if most != mostOwed {
+		t.Errorf("up to %d events were owed, want %d", most, mostOwed)
+	}
+	if n := len(e.events(t, "runner.certificate.next")); n != mostOwed {
+		t.Errorf("%d are recorded, want %d", n, mostOwed)
+	}
+}
