@@ -151,7 +151,7 @@ func TestDialsAreWatched(t *testing.T) {
 	d := r.through(&net.Dialer{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	defer l.Close()
+	defer func() { _ = l.Close() }()
 	for addr, nobody := range map[string]bool{"127.0.0.1:1": true, l.Addr().String(): false} {
 		c, err := d.Dial("tcp", addr)
 		if (err != nil) != nobody || r.nobody.Load() != nobody {
