@@ -16,7 +16,6 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
-	"github.com/oklog/ulid/v2"
 
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
@@ -87,7 +86,7 @@ func (s *server) runFetch(ctx context.Context, in *runFetchInput) (*huma.StreamR
 
 // streamFetch runs the fetch and writes its answer: problem JSON if it ended before anything was written, else the stream.
 func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request) dispatch.Outcome {
-	id := ulid.Make().String()
+	id := schemas.NewULID(time.Now()) // not ulid.Make, from whose ids the next ones can be guessed
 	w.Header().Set("Runbus-Dispatch-Id", id)
 	// The caller's connection may stay open for the whole fetch, whatever the server's timeouts are.
 	control := http.NewResponseController(w)
