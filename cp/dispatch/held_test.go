@@ -15,6 +15,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
@@ -86,12 +87,12 @@ func awaitPhase(t *testing.T, d *dispatch.Dispatcher, tenant, id, phase string) 
 	}
 }
 
-// enrolOther enrols a runner of the other tenant.
-func (e *env) enrolOther(t *testing.T, id string) *rt.Runner {
+// enrolFor enrols a runner of another tenant, whose admin it is given.
+func (e *env) enrolFor(t *testing.T, admin auth.Principal, id string) *rt.Runner {
 	t.Helper()
-	r := e.Enrol(t, e.Mint(t, e.Stranger, id), id)
+	r := e.Enrol(t, e.Mint(t, admin, id), id)
 	e.Await(t, id+" is dispatchable", func() bool {
-		list, err := e.Registry.Snapshot(rt.Other)
+		list, err := e.Registry.Snapshot(admin.Tenant)
 		rt.Must(t, err)
 		return slices.ContainsFunc(list, func(c registry.Candidate) bool {
 			return c.Ref.Runner == id && c.Offline == "" && c.Session == r.Session
@@ -121,7 +122,7 @@ func TestMemoryOfAnUnwrittenAssignmentIsKept(t *testing.T) {
 			t.Errorf("close: %v", err)
 		}
 	})
-	other := e.enrolOther(t, "other-1")
+	other := e.enrolFor(t, e.Stranger, "other-1")
 	owners := []struct {
 		tenant string
 		runner *rt.Runner
@@ -171,11 +172,11 @@ func TestMemoryOfAnUnwrittenAssignmentIsKept(t *testing.T) {
 		}
 		end(o.runner, id)
 		wantOutcome(t, rt.Wait(t, "the outcome", done), dispatch.OutcomeCompleted, "", "")
-		want := append(o.want, last)
+		o.want = append(o.want, last)
 		slices.Sort(got)
-		slices.Sort(want)
-		if !slices.Equal(got, want) {
-			t.Errorf("the runner of %s read %q, want %q", o.tenant, got, want)
+		slices.Sort(o.want)
+		if !slices.Equal(got, o.want) {
+			t.Errorf("the runner of %s read %q, want %q", o.tenant, got, o.want)
 		}
 	}
 }
