@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"slices"
 	"strings"
@@ -22,6 +23,7 @@ import (
 
 func main() {
 	selfguard.Main()
+	_ = process.HideLogins("RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET") // where that fails, what reads them says so
 	err := identity.RefuseArgument(os.Args[1:])
 	switch {
 	case err != nil:
@@ -31,10 +33,19 @@ func main() {
 	default:
 		err = app().Run(fileLast(os.Args))
 	}
-	if err != nil && !errors.Is(err, errDenied) {
-		fmt.Fprintln(os.Stderr, process.Text(err))
+	os.Exit(report(os.Stderr, err, process.WantsJSON(os.Args[1:])))
+}
+
+// report prints err, unless it was said already, and returns the exit status.
+func report(w io.Writer, err error, asJSON bool) int {
+	switch {
+	case err == nil || errors.Is(err, errDenied):
+	case asJSON:
+		_, _ = w.Write(process.ErrorJSON(err))
+	default:
+		_, _ = fmt.Fprintln(w, process.Text(err))
 	}
-	os.Exit(runner.ExitCode(err))
+	return runner.ExitCode(err)
 }
 
 func app() *cli.App {
@@ -135,5 +146,5 @@ func unknown(c *cli.Context) error {
 func usage(_ *cli.Context, err error, _ bool) error { return usageError(err.Error()) }
 
 func usageError(text string) error {
-	return &runner.ExitError{Code: runner.ExitConfig, Err: fmt.Errorf("%s", text)}
+	return &runner.ExitError{Code: runner.ExitConfig, Err: schemas.Errorf("usage", "%s", text)}
 }

@@ -137,7 +137,9 @@ func (s *Set) Find(text []byte, allow func(Secret) bool) (hits []Hit) {
 			}
 		}
 		if kind, size := s.unknown(text[i:]); kind != "" {
-			hits = append(hits, Hit{Secret{Kind: "unknown " + kind}, "as it is"})
+			if secret := (Secret{Kind: "unknown " + kind}); allow == nil || !allow(secret) {
+				hits = append(hits, Hit{secret, "as it is"})
+			}
 			i += size - 1
 		}
 	}

@@ -18,7 +18,6 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/internal/selfguard"
-	"github.com/org-runink/runbus/tests/canary"
 )
 
 // Patience bounds every wait of a test for an event: it is how long a hung test takes to fail, not how long anything takes.
@@ -36,8 +35,7 @@ type Process struct {
 	folders []string // where it may leave files
 	shows   bool     // it makes a secret and prints it
 	shown   shown
-	past    atomic.Bool  // its start
-	given   []canary.Hit // on its command line, by the test
+	past    atomic.Bool // its start
 }
 
 // LogLevel is LOG_LEVEL of all processes that don't have one of their own: whatever they can write is searched for secrets.
@@ -87,7 +85,6 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 		stdin = bytes.NewReader(given)
 	}
 	learnInputs(name, args, given)
-	p.given = Secrets.Find([]byte(strings.Join(args, "\n")), nothing)
 	p.cmd.Stdin = stdin
 	lookAtAll()
 	stdout, err := p.cmd.StdoutPipe()

@@ -3,6 +3,7 @@ package process
 import (
 	"net/http"
 	"net/url"
+	"slices"
 
 	"github.com/org-runink/runbus/internal/selfguard"
 )
@@ -13,11 +14,11 @@ var (
 	telemetryEnv = []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
 )
 
-// HideLogins takes the logins of proxies and of a collector of traces out of what the kernel shows of this process's environment. It and
-// its children still have them. Call it before anything is logged.
-func HideLogins() error {
+// HideLogins takes the logins of proxies and of a collector of traces, and these variables, out of what the kernel shows of this process's
+// environment. It and its children still have them. Call it before anything is written: a mistake in the arguments is, too.
+func HideLogins(names ...string) error {
 	keepProxy()
-	return selfguard.HideEnv(append(proxyEnv, telemetryEnv...)...)
+	return selfguard.HideEnv(slices.Concat(names, proxyEnv, telemetryEnv)...)
 }
 
 // ForgetProxyAnd takes variables out of the environment for good, and with them those of proxies, which requests go on to use.
