@@ -57,13 +57,15 @@ func (r *Roster) change(ctx context.Context, tenant string, tell func() *runbusv
 
 // writers are those of one tenant in this process.
 type writers struct {
-	turn     chan struct{} // of size 1
-	waiting  atomic.Int64  // for their turn
-	recorded sync.Map      // ids of events that are in the audit log, and may still stand among those that are owed
+	turn      chan struct{} // of size 1
+	waiting   atomic.Int64  // for their turn
+	settling  chan struct{} // of size 1: the turn of those who have the audit log take what is owed
+	recording sync.Map      // ids of events that who made the change is about to record; each with a channel that is closed after that
+	recorded  sync.Map      // ids of events that are in the audit log, and may still stand among those that are owed
 }
 
 func (r *Roster) writers(tenant string) *writers {
-	w, _ := r.writing.LoadOrStore(tenant, &writers{turn: make(chan struct{}, 1)})
+	w, _ := r.writing.LoadOrStore(tenant, &writers{turn: make(chan struct{}, 1), settling: make(chan struct{}, 1)})
 	return w.(*writers) //nolint:forcetypeassert // nothing else is stored
 }
 
@@ -79,7 +81,7 @@ func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbus
 	if err := decide(&doc, now); err != nil {
 		return err
 	}
-	step := ""
+	step, done := "", false
 	if tell != nil {
 		r.writers(tenant).forget(&doc)
 		e := tell()
@@ -87,6 +89,12 @@ func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbus
 			return err
 		}
 		step = e.GetAction() + " decided"
+		r.writers(tenant).begin(e.GetId())
+		defer func() {
+			if !done { // else conclude ends it
+				r.writers(tenant).end(e.GetId())
+			}
+		}()
 	}
 	var revision uint64
 	if row.Revision == 0 {
@@ -101,6 +109,7 @@ func (r *Roster) attempt(ctx context.Context, tenant string, tell func() *runbus
 		if step != "" {
 			r.d.Step(step)
 		}
+		done = true
 		return nil
 	case errors.Is(err, jetstream.ErrLost):
 		return err

@@ -32,8 +32,33 @@ func (d *document) owe(e *runbusv1.AuditEvent) error {
 	return nil
 }
 
+// begin notes that who makes a change is about to record the event of this id. It is to be followed by end.
+func (w *writers) begin(id string) { w.recording.Store(id, make(chan struct{})) }
+
+// end notes that the event of this id is not about to be recorded any more.
+func (w *writers) end(id string) {
+	if ended, ok := w.recording.LoadAndDelete(id); ok {
+		close(ended.(chan struct{})) //nolint:forcetypeassert // nothing else is stored
+	}
+}
+
+// await waits until whoever made the change has recorded the event of this id, or could not.
+func (w *writers) await(ctx context.Context, id string) error {
+	ended, ok := w.recording.Load(id)
+	if !ok {
+		return nil
+	}
+	select {
+	case <-ended.(chan struct{}): //nolint:forcetypeassert // nothing else is stored
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+}
+
 // conclude records e, of something that ended with err, and returns err or what went wrong with the record. What was owed is paid.
 func (r *Roster) conclude(ctx context.Context, e *runbusv1.AuditEvent, err error) error {
+	defer func() { r.writers(e.GetTenant()).end(e.GetId()) }() // Record may give it its id
 	if recordErr := r.d.Audit.Record(ctx, e); recordErr != nil && err == nil {
 		return schemas.Wrap(schemas.CodeUnavailable, fmt.Errorf("audit %s: %w", e.GetAction(), recordErr), "the change could not be recorded in the audit log").
 			WithHint("it took effect, and is recorded at the next start of the control plane at the latest; look at its present state before you try again")
@@ -107,23 +132,44 @@ const mostOwed = 64
 
 // settle has the audit log take what a tenant owes, if that is much; CodeUnavailable if it does not.
 func (r *Roster) settle(ctx context.Context, tenant string) error {
-	r.mu.RLock()
-	var owed []debt
-	if t := r.tenants[tenant]; t != nil && len(t.doc.Owed) >= mostOwed {
-		owed = slices.Clone(t.doc.Owed)
+	if len(r.muchOwed(tenant)) == 0 {
+		return nil
 	}
-	r.mu.RUnlock()
-	if err := r.pay(ctx, tenant, owed); err != nil {
+	w := r.writers(tenant)
+	var err error
+	select {
+	case w.settling <- struct{}{}: // two at a time would record everything twice
+		err = r.pay(ctx, tenant, r.muchOwed(tenant))
+		<-w.settling
+	case <-ctx.Done():
+		err = context.Cause(ctx)
+	}
+	if err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "too many changes of the runner registry wait for the audit log").
 			WithHint("nothing was changed; try again when /readyz is ready")
 	}
 	return nil
 }
 
+// muchOwed is what a tenant owes, nothing if that is less than mostOwed.
+func (r *Roster) muchOwed(tenant string) []debt {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if t := r.tenants[tenant]; t != nil && len(t.doc.Owed) >= mostOwed {
+		return slices.Clone(t.doc.Owed)
+	}
+	return nil
+}
+
+// pay has the audit log take each of debts that it does not have. What another goroutine is about to record is left to it, and waited for. One
+// goroutine at a time pays a tenant's.
 func (r *Roster) pay(ctx context.Context, tenant string, debts []debt) error {
 	for _, o := range debts {
 		e := new(runbusv1.AuditEvent)
 		if err := proto.Unmarshal(o.Event, e); err != nil {
+			return fmt.Errorf("event %s: %w", o.ID, err)
+		}
+		if err := r.writers(tenant).await(ctx, o.ID); err != nil {
 			return fmt.Errorf("event %s: %w", o.ID, err)
 		}
 		has, err := r.d.Audit.Has(ctx, o.ID, e.GetAt().AsTime())

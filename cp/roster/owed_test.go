@@ -1,7 +1,11 @@
 package roster
 
 import (
+	"fmt"
+	"strconv"
+	"sync"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -124,4 +128,48 @@ func TestWhatRenewalsOweIsBounded(t *testing.T) {
 	if n := len(e.events(t, "runner.certificate.next")); n != mostOwed {
 		t.Errorf("%d are recorded, want %d", n, mostOwed)
 	}
+}
+
+// Renewals that come together when much is owed have each event recorded once, those that are under way themselves too.
+func TestWhatIsOwedIsRecordedOnce(t *testing.T) {
+	const together = 8
+	e := start(t, nil)
+	runners := make([]Runner, together)
+	for i := range runners {
+		runners[i] = e.enrolled(t, fmt.Sprintf("edge-%d", i))
+	}
+	must(t, e.r.change(t.Context(), acme, nil, func(d *document, _ time.Time) error {
+		for i := range mostOwed {
+			owed := e.r.event(runners[0], "runner.certificate.next", nil, "next", strconv.Itoa(i))
+			if err := d.owe(owed); err != nil {
+				return err
+			}
+		}
+		return nil
+	}))
+	var renewals sync.WaitGroup
+	for _, runner := range runners {
+		renewals.Go(func() {
+			if err := e.r.SetNext(t.Context(), runner.ID, runner.Current.Fingerprint, leaf("next of "+runner.Name)); err != nil {
+				t.Errorf("%s: %v", runner.Name, err)
+			}
+		})
+	}
+	renewals.Wait()
+	times := map[string]int{}
+	for _, event := range e.events(t, "runner.certificate.next") {
+		times[event.GetId()]++
+	}
+	if len(times) != mostOwed+together {
+		t.Errorf("%d events are recorded, want %d", len(times), mostOwed+together)
+	}
+	for id, n := range times {
+		if n != 1 {
+			t.Errorf("%s is recorded %d times", id, n)
+		}
+	}
+	e.r.writers(acme).recording.Range(func(id, _ any) bool {
+		t.Errorf("%v is still to be recorded", id)
+		return true
+	})
 }

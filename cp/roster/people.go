@@ -333,6 +333,7 @@ func (r *Roster) actOn(ctx context.Context, by auth.Principal, action, subject s
 		})
 	}
 	if err != nil {
+		r.writers(by.Tenant).end(done.GetId()) // if the change stands all the same, its event stays owed
 		var known *schemas.Error
 		if errors.As(err, &known) {
 			details["reason"] = known.Message
