@@ -25,21 +25,39 @@ import (
 // maxFile is more than any file of the folder has.
 const maxFile = 64 << 10
 
-// openFolder checks dir and locks it. The lock is on the folder itself, so that it leaves no file.
-func openFolder(dir string) (*os.File, error) {
-	const other = "choose another folder with --state-dir (CORE_RUNNER_STATE_DIR)"
+const otherFolder = "choose another folder with --state-dir (CORE_RUNNER_STATE_DIR)"
+
+// takeFolder makes dir if it is missing, checks it and locks it. The lock is on the folder itself, so that it leaves no file.
+func takeFolder(dir string) (*os.File, error) {
 	dir = filepath.Clean(dir) // a slash at the end would follow a link
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder can't be made: %w", err).
-			WithHint(other + ", or make it for this user")
+			WithHint(otherFolder + ", or make it for this user")
 	}
+	f, err := openFolder(dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := lockFolder(f); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	if err := writable(dir); err != nil {
+		_ = f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// openFolder opens dir, whose name is clean, and checks whose it is and who else may use it.
+func openFolder(dir string) (*os.File, error) {
 	f, err := os.OpenFile(dir, os.O_RDONLY|syscall.O_DIRECTORY|syscall.O_NOFOLLOW, 0)
 	if err != nil {
 		if info, lerr := os.Lstat(dir); lerr == nil && info.Mode()&os.ModeSymlink != 0 {
 			return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder %s is a symbolic link, which others could turn elsewhere", dir).
 				WithHint("name the folder itself")
 		}
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder can't be opened: %w", err).WithHint(other)
+		return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder can't be opened: %w", err).WithHint(otherFolder)
 	}
 	if err := checkFolder(f); err != nil {
 		_ = f.Close()
@@ -62,13 +80,22 @@ func checkFolder(f *os.File) error {
 		return schemas.Errorf(schemas.CodeInvalid, "the state folder %s has mode %04o and holds a private key: it must be 0700", dir, mode).
 			WithHint("chmod 700 it; if somebody else could read it, revoke the runner and create it again")
 	}
+	return nil
+}
+
+func lockFolder(f *os.File) error {
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		if errors.Is(err, syscall.EWOULDBLOCK) {
-			return schemas.Errorf(schemas.CodeConflict, "the state folder %s is in use by another runner", dir).
+			return schemas.Errorf(schemas.CodeConflict, "the state folder %s is in use by another runner", f.Name()).
 				WithHint("stop that one, or give this one a folder of its own (--state-dir)")
 		}
 		return fmt.Errorf("lock the state folder: %w", err)
 	}
+	return nil
+}
+
+// writable finds out by writing; it leaves nothing.
+func writable(dir string) error {
 	probe, err := os.CreateTemp(dir, ".probe-*")
 	if err != nil {
 		return schemas.Errorf(schemas.CodeInvalid, "the state folder %s can't be written: %w", dir, cause(err)).

@@ -68,7 +68,7 @@ func OpenWith(dir string, o Options) (*Store, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	lock, err := openFolder(dir)
+	lock, err := takeFolder(dir)
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +90,20 @@ func (s *Store) load() error {
 			return fmt.Errorf("clean the state folder: %w", err)
 		}
 	}
+	if err := s.look(); err != nil || s.state != Enrolled {
+		return err
+	}
+	if _, err := s.read(filePending); err == nil {
+		// Installed, or never to be: a renewal makes a fresh key each time.
+		s.log.Info("an interrupted enrolment or renewal left its key: it is removed, the certificate in place is whole", "runner", s.who.ID)
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		s.log.Warn("what an interrupted renewal left can't be read and is removed", "file", filePending, "error", err)
+	}
+	return durable.Remove(s.file(filePending), s.step)
+}
+
+// look reads and checks the folder, and changes nothing.
+func (s *Store) look() error {
 	reason, err := s.read(fileRevoked)
 	if err == nil {
 		s.state, s.revoked = Revoked, revokedReason(reason)
@@ -125,13 +139,7 @@ func (s *Store) loadEnrolled(identity []byte) error {
 		return damaged(fileIdentity, err.Error())
 	}
 	s.state = Enrolled
-	if _, err := s.read(filePending); err == nil {
-		// Installed, or never to be: a renewal makes a fresh key each time.
-		s.log.Info("an interrupted enrolment or renewal left its key: it is removed, the certificate in place is whole", "runner", s.who.ID)
-	} else if !errors.Is(err, fs.ErrNotExist) {
-		s.log.Warn("what an interrupted renewal left can't be read and is removed", "file", filePending, "error", err)
-	}
-	return durable.Remove(s.file(filePending), s.step)
+	return nil
 }
 
 func (s *Store) loadUnenrolled() error {
@@ -213,17 +221,8 @@ func (s *Store) caSHA256() ([32]byte, bool) {
 func (s *Store) Begin(t schemas.Ticket) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	switch {
-	case s.state == Revoked:
-		return s.errRevoked()
-	case s.state == Enrolled && s.who.ID == t.RunnerID:
-		return errEnrolledAlready(t)
-	case s.state != Empty && s.who.ID != t.RunnerID:
-		return errOtherRunner(s.who, t)
-	case s.state == Pending && s.who.CASHA256 != t.CASHA256:
-		return errOtherCA(t)
-	case s.state == Pending:
-		return nil
+	if err := s.fits(t); err != nil || s.state == Pending {
+		return err
 	}
 	w := who{ID: t.RunnerID, Name: t.Name, CASHA256: t.CASHA256}
 	if err := s.write(fileRunner, w.encode()); err != nil {
@@ -234,6 +233,21 @@ func (s *Store) Begin(t schemas.Ticket) error {
 		return err
 	}
 	s.state, s.who, s.pending = Pending, w, key
+	return nil
+}
+
+// fits is nil if an enrolment with t can begin here, or goes on.
+func (s *Store) fits(t schemas.Ticket) error {
+	switch {
+	case s.state == Revoked:
+		return s.errRevoked()
+	case s.state == Enrolled && s.who.ID == t.RunnerID:
+		return errEnrolledAlready(t)
+	case s.state != Empty && s.who.ID != t.RunnerID:
+		return errOtherRunner(s.who, t)
+	case s.state == Pending && s.who.CASHA256 != t.CASHA256:
+		return errOtherCA(t)
+	}
 	return nil
 }
 

@@ -190,6 +190,9 @@ func TestTheFolderIsCheckedBeforeAnythingIsTrusted(t *testing.T) {
 			if hint := hintOf(err); hint == "" && !strings.Contains(err.Error(), "name the file itself") && !strings.Contains(err.Error(), "not a regular file") && !strings.Contains(err.Error(), "over") {
 				t.Errorf("%q does not say what to do", err)
 			}
+			if _, seen := identity.Look(dir); what != "a file" && (seen == nil || seen.Error() != err.Error() || hintOf(seen) != hintOf(err)) || schemas.CodeOf(seen) != schemas.CodeInvalid {
+				t.Errorf("who only looks sees %v, and not %v", seen, err)
+			}
 		})
 	}
 	t.Run("in use", func(t *testing.T) {

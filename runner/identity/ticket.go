@@ -45,7 +45,8 @@ func TakeTicket(getenv func(string) string, forget func(names ...string) error) 
 		body, err := readPrivate(file, "the ticket file "+file)
 		if errors.Is(err, fs.ErrNotExist) {
 			return nil, schemas.Wrap(schemas.CodeInvalid, ErrTicketGone, fmt.Sprintf("%s: the ticket file %s does not exist", EnvTicketFile, file)).
-				WithHint("a runner that is enrolled needs no ticket: start it without " + EnvTicketFile)
+				WithHint("make a new ticket with `runink runner token NAME` and put it into that file (mode 0600); a runner that is enrolled needs none: " +
+					"start that one without " + EnvTicketFile + ", on its own state folder (--state-dir)")
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", EnvTicketFile, err)
@@ -67,24 +68,36 @@ func TakeTicket(getenv func(string) string, forget func(names ...string) error) 
 // variable may stay set in a unit or a container. It is an error that says what to do when the ticket has expired, or is of
 // another runner or CA than the folder; see Begin.
 func (s *Store) Admit(t *schemas.Ticket, now time.Time) (*schemas.Ticket, error) {
-	if t == nil || s.State() == Revoked {
-		err := s.Usable(now)
-		if err == nil && s.State() == Pending {
-			s.log.Warn("an enrolment is under way and there is no ticket: it ends only if the certificate was issued already; else start again with the ticket, or a new one", "runner", s.RunnerID())
-		}
+	if err := s.admits(t, now); err != nil {
 		return nil, err
 	}
-	if s.State() == Enrolled && s.RunnerID() == t.RunnerID {
+	switch state := s.State(); {
+	case state == Enrolled && t != nil:
 		s.log.Warn("this runner is enrolled already: the ticket is not needed and not used", "runner", t.RunnerID, "name", t.Name)
-		return nil, s.Usable(now)
-	}
-	if err := Fresh(*t, now); err != nil {
-		if s.State() != Pending || s.RunnerID() != t.RunnerID {
-			return nil, err
+		return nil, nil
+	case t == nil:
+		if state == Pending {
+			s.log.Warn("an enrolment is under way and there is no ticket: it ends only if the certificate was issued already; else start again with the ticket, or a new one", "runner", s.RunnerID())
 		}
+		return nil, nil
+	case Fresh(*t, now) != nil:
 		s.log.Warn("the ticket has expired; the enrolment that it began goes on, in case its certificate was issued in time", "runner", t.RunnerID, "expired", t.ExpiresAt)
 	}
 	return t, s.Begin(*t)
+}
+
+// admits is why Admit would refuse.
+func (s *Store) admits(t *schemas.Ticket, now time.Time) error {
+	state, id := s.State(), s.RunnerID()
+	if t == nil || state == Revoked || state == Enrolled && id == t.RunnerID {
+		return s.Usable(now)
+	}
+	if err := Fresh(*t, now); err != nil && (state != Pending || id != t.RunnerID) {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fits(*t)
 }
 
 // Fresh returns nil while the ticket can enrol at now, by this host's clock; else an error that shows both times. An enrolment that is

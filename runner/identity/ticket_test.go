@@ -88,6 +88,9 @@ func TestTheTicketComesFromOnePlace(t *testing.T) {
 			if err == nil || got != nil || !strings.Contains(err.Error(), c.want) || schemas.CodeOf(err) != schemas.CodeInvalid {
 				t.Fatalf("%v does not say %q", err, c.want)
 			}
+			if what == "missing file" && !strings.Contains(hintOf(err), "`runink runner token NAME`") {
+				t.Errorf("%q does not say how to get a new ticket", hintOf(err))
+			}
 			if strings.Contains(fmt.Sprint(err, hintOf(err)), text[8:24]) {
 				t.Error("the error repeats the ticket")
 			}
