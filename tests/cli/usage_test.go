@@ -67,7 +67,8 @@ func TestMistakes(t *testing.T) {
 		{"up --files /none", nil, 2, "--files /none"},
 		{"decode --type Nope", nil, 3, "not a message"},
 	} {
-		t.Run(c.args, func(t *testing.T) {
+		// The name of a test is in the paths of its folders, and so in the environment of what it starts.
+		t.Run(strings.NewReplacer(session, "SESSION", canary, "SECRET").Replace(c.args), func(t *testing.T) {
 			args := strings.Fields(c.args)
 			plain := run(t, bin.Runink, c.env, args...)
 			if plain.status != c.status || !strings.Contains(plain.stderr, c.text) || plain.stdout != "" {
