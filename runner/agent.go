@@ -61,6 +61,8 @@ type Agent struct {
 	retry   func(attempt int) time.Duration
 	log     *slog.Logger
 
+	endCheck func() // of the journal that is kept
+
 	fit     *processors  // nil unless Config.FitProcessors
 	tracer  trace.Tracer // nil: nobody traces here
 	conn    *bus.Conn

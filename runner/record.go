@@ -54,6 +54,7 @@ func (a *Agent) openJournal() error {
 		a.journal = j
 		head := j.Head()
 		a.log.Info("every fetch is recorded in the journal", "folder", dir, "records", head.Seq, "head", head.Hash)
+		a.checkJournal(dir)
 		return nil
 	}
 	unusable := errors.Is(err, os.ErrPermission) || errors.Is(err, syscall.EROFS) || errors.Is(err, syscall.ENOTDIR)
@@ -64,10 +65,30 @@ func (a *Agent) openJournal() error {
 	return configError("the journal can't be opened: %w: mend %s, or set RUNNER_JOURNAL=off", err, dir)
 }
 
+// checkJournal reads the records that are there, beside everything else, and warns of a break: it does not mend, and stops nothing.
+func (a *Agent) checkJournal(dir string) {
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan struct{})
+	a.endCheck = func() { cancel(); <-done }
+	go func() {
+		defer close(done)
+		report, err := chain.Check(ctx, dir)
+		switch {
+		case ctx.Err() != nil:
+		case err != nil:
+			a.log.Warn("the journal was not checked", "folder", dir, "error", err)
+		case !report.OK:
+			a.log.Warn("the journal is not whole: somebody changed it, or the disk did; new records are written behind it",
+				"folder", dir, "break", report.Break.String(), "hint", "keep a copy, and see core-runner journal verify")
+		}
+	}()
+}
+
 func (a *Agent) closeJournal() {
 	if a.journal == nil {
 		return
 	}
+	a.endCheck()
 	head := a.journal.Head()
 	if err := a.journal.Close(); err != nil {
 		a.log.Error("the journal was not closed", "error", err)

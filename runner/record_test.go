@@ -181,6 +181,27 @@ func TestWithoutAPolicyTheLogSaysSo(t *testing.T) {
 	}
 }
 
+// A runner starts with a journal that somebody changed, says where, and goes on.
+func TestABrokenJournalIsWarnedOf(t *testing.T) {
+	state := t.TempDir()
+	dir := JournalDir(state)
+	j, err := chain.Open(dir, 0)
+	must(t, err)
+	for _, id := range []string{"d1", "d2", "d3"} {
+		must(t, j.Append(t.Context(), chain.Record{Event: chain.EventStart, Dispatch: id}, true))
+	}
+	must(t, j.Close())
+	file := filepath.Join(dir, "00000000000000000001.jsonl")
+	text, err := os.ReadFile(file)
+	must(t, err)
+	must(t, os.WriteFile(file, []byte(strings.Replace(string(text), `"d2"`, `"dx"`, 1)), 0o600))
+	p := newControlPlane(t).start(t, func(c *Config) { c.StateDir = state }, playing(func(_ context.Context, _ source.Request, out *source.Output) error {
+		return oneRow(out)
+	}))
+	p.log.awaitTimes(t, 1, "the journal is not whole", "00000000000000000001.jsonl:2: record 2: it was changed")
+	p.assign(nil).completes()
+}
+
 func TestTheJournalTellsWhatWhenByWhom(t *testing.T) {
 	p := newControlPlane(t).start(t, under(policyFile(t, "default: allow\n")), playing(func(_ context.Context, _ source.Request, out *source.Output) error {
 		return oneRow(out)

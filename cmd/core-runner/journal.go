@@ -29,21 +29,28 @@ func journalCommand() *cli.Command {
 					"keep what verify prints as `last` elsewhere (the control plane has one of the runner's last hello) and give it as --expect.\n\n" +
 					"Exit status: 0 whole, 1 not, or it can't be read, 2 usage.",
 				Flags: append([]cli.Flag{
-					&cli.StringFlag{Name: "after", Usage: "NUMBER:SHA256 of the last record of files that were moved away"},
+					afterFlag(),
 					&cli.StringFlag{Name: "expect", Usage: "NUMBER:SHA256 of a record that must be there"},
 				}, common...),
 				Action: verifyJournal,
 			},
 			{
 				Name: "list", Usage: "print the records, oldest first", OnUsageError: usage,
+				Description: "Records that can't be read are left out. That the journal is not whole is told on standard error, with where.\n\n" +
+					"Exit status: 0 whole, 1 not, or it can't be read, 2 usage.",
 				Flags: append([]cli.Flag{
 					&cli.StringFlag{Name: "dispatch", Usage: "only of this dispatch"},
 					&cli.IntFlag{Name: "limit", Usage: "only the last so many; 0 for all", Value: 0},
+					afterFlag(),
 				}, common...),
 				Action: listJournal,
 			},
 		},
 	}
+}
+
+func afterFlag() *cli.StringFlag {
+	return &cli.StringFlag{Name: "after", Usage: "NUMBER:SHA256 of the last record of files that were moved away"}
 }
 
 func stateDirFlag() *cli.StringFlag {
@@ -72,15 +79,7 @@ func verifyJournal(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	var o journal.VerifyOptions
-	for name, into := range map[string]*journal.Anchor{"after": &o.After, "expect": &o.Expect} {
-		if text := c.String(name); text != "" {
-			if *into, err = journal.ParseAnchor(text); err != nil {
-				return usageError("--" + name + ": " + err.Error())
-			}
-		}
-	}
-	report, err := journal.Verify(dir, o)
+	report, err := verified(c, dir)
 	if err != nil {
 		return err
 	}
@@ -105,6 +104,21 @@ func verifyJournal(c *cli.Context) error {
 	return err
 }
 
+// verified verifies the journal as the flags say.
+func verified(c *cli.Context, dir string) (journal.Report, error) {
+	var o journal.VerifyOptions
+	for name, into := range map[string]*journal.Anchor{"after": &o.After, "expect": &o.Expect} {
+		if text := c.String(name); text != "" {
+			a, err := journal.ParseAnchor(text)
+			if err != nil {
+				return journal.Report{}, usageError("--" + name + ": " + err.Error())
+			}
+			*into = a
+		}
+	}
+	return journal.Verify(dir, o)
+}
+
 // listed is a record with its hash.
 type listed struct {
 	journal.Record
@@ -113,6 +127,10 @@ type listed struct {
 
 func listJournal(c *cli.Context) error {
 	dir, err := journalDir(c)
+	if err != nil {
+		return err
+	}
+	report, err := verified(c, dir)
 	if err != nil {
 		return err
 	}
@@ -132,8 +150,19 @@ func listJournal(c *cli.Context) error {
 		return err
 	}
 	if c.Bool("json") {
-		return printJSON(c, records)
+		err = printJSON(c, records)
+	} else {
+		_, err = fmt.Fprint(c.App.Writer, process.Printable(recordsText(records)))
 	}
+	if err == nil && !report.OK {
+		return &runner.ExitError{Code: runner.ExitFailed, Err: fmt.Errorf(
+			"the journal is not whole: BROKEN at %s; %d records before it hold together, what the list has from there on may be missing or changed", report.Break, report.Records)}
+	}
+	return err
+}
+
+// recordsText is a line a record.
+func recordsText(records []listed) string {
 	var out strings.Builder
 	for _, r := range records {
 		fmt.Fprintf(&out, "%d  %s  %-9s  %s", r.Seq, r.At.Format(time.RFC3339), r.Event, r.Dispatch)
@@ -157,6 +186,5 @@ func listJournal(c *cli.Context) error {
 		}
 		out.WriteByte('\n')
 	}
-	_, err = fmt.Fprint(c.App.Writer, process.Printable(out.String()))
-	return err
+	return out.String()
 }

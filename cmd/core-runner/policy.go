@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -28,7 +29,7 @@ func policyCommand() *cli.Command {
 		Subcommands: []*cli.Command{
 			{
 				Name: "check", Usage: "validate a policy file and print its rules in normal form", ArgsUsage: "FILE", OnUsageError: usage,
-				Description: "Exit status: 0 valid, 2 not valid.",
+				Description: "Exit status: 0 valid, 2 not valid, or usage. With --json an error is an object on standard error.",
 				Flags:       []cli.Flag{asJSON}, Action: checkPolicy,
 			},
 			{
@@ -36,7 +37,7 @@ func policyCommand() *cli.Command {
 				Description: "Names are resolved on this host, as the runner would. Files must also be below RUNNER_FILE_ROOTS, which is not looked at here.\n\n" +
 					"Exit status: 0 allowed, 1 denied, 2 usage, or a file that is not valid.",
 				Flags: []cli.Flag{
-					&cli.StringFlag{Name: "kind", Usage: "source kind: " + strings.Join(all.Kinds(), ", "), Required: true},
+					&cli.StringFlag{Name: "kind", Usage: "source kind: " + strings.Join(all.Kinds(), ", ")},
 					&cli.StringFlag{Name: "host", Usage: "name or address to connect to, with --port"},
 					&cli.StringFlag{Name: "address", Usage: "take this address for what the host resolves to"},
 					&cli.IntFlag{Name: "port", Usage: "port to connect to"},
@@ -58,6 +59,9 @@ func fileLast(args []string) []string {
 }
 
 func readPolicy(c *cli.Context) (*policy.Policy, error) {
+	if i := slices.IndexFunc(c.Args().Slice(), func(a string) bool { return strings.HasPrefix(a, "-") }); i >= 0 {
+		return nil, usageError("the flag " + c.Args().Get(i) + " stands behind the file and other flags: the file comes first, or last")
+	}
 	if c.Args().Len() != 1 {
 		return nil, usageError("name one policy file (see core-runner policy --help)")
 	}
@@ -106,15 +110,19 @@ func testPolicy(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	kind, host, path, port := c.String("kind"), c.String("host"), c.String("path"), c.Int("port")
-	network := host != "" || c.IsSet("port") || c.String("address") != ""
+	kind, host, address, path, port := c.String("kind"), c.String("host"), c.String("address"), c.String("path"), c.Int("port")
+	network := host != "" || c.IsSet("port") || address != ""
 	switch {
+	case kind == "":
+		return usageError("--kind is missing: " + strings.Join(all.Kinds(), ", "))
 	case !slices.Contains(all.Kinds(), kind):
 		return usageError(fmt.Sprintf("unknown kind %q: this build has %s", kind, strings.Join(all.Kinds(), ", ")))
 	case network == (path != ""):
 		return usageError("say --host with --port, or --path")
 	case path != "" && !filepath.IsAbs(path):
 		return usageError("--path must be absolute")
+	case address != "" && !isAddress(address):
+		return usageError("--address is not an IP address")
 	case network && (host == "" || port < 1 || port > 65535):
 		return usageError("--host comes with --port, from 1 to 65535")
 	}
@@ -125,9 +133,7 @@ func testPolicy(c *cli.Context) error {
 	case path != "":
 		t.Decision = p.Path(kind, filepath.Clean(path), policy.Resolve(path))
 	default:
-		if t, err = tryDial(c.Context, p, kind, host, c.String("address"), port); err != nil {
-			return err
-		}
+		t = tryDial(c.Context, p, kind, host, address, port)
 	}
 	if c.Bool("json") {
 		err = printJSON(c, t)
@@ -140,19 +146,18 @@ func testPolicy(c *cli.Context) error {
 	return err
 }
 
+func isAddress(text string) bool {
+	_, err := netip.ParseAddr(text)
+	return err == nil
+}
+
 // errDenied is the exit status of a refusal that was printed already.
 var errDenied = errors.New("denied")
 
 // tryDial asks what a dial would ask, without dialling.
-func tryDial(ctx context.Context, p *policy.Policy, kind, host, address string, port int) (tried, error) {
+func tryDial(ctx context.Context, p *policy.Policy, kind, host, address string, port int) tried {
 	var t tried
-	to := host
-	if address != "" {
-		to = address
-		if _, err := netip.ParseAddr(address); err != nil {
-			return t, usageError("--address is not an IP address")
-		}
-	}
+	to := cmp.Or(address, host)
 	err := source.CheckHost(host)
 	if err == nil {
 		_, err = source.ResolveFor(ctx, nil, "tcp", net.JoinHostPort(to, strconv.Itoa(port)), func(_ string, ip netip.Addr, port uint16) error {
@@ -167,7 +172,7 @@ func tryDial(ctx context.Context, p *policy.Policy, kind, host, address string, 
 	if err != nil {
 		t = tried{Reason: err.Error()}
 	}
-	return t, nil
+	return t
 }
 
 func (t tried) print(c *cli.Context) error {

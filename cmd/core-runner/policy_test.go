@@ -9,21 +9,35 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/runner/journal"
 )
 
-// run is one command line, as main has it.
+// run is one command line, as main has it; failed is what stands on standard error, or why it was said already.
 func run(t *testing.T, args ...string) (stdout, failed string, status int) {
 	t.Helper()
-	var out bytes.Buffer
+	var out, stderr bytes.Buffer
 	a := app()
 	a.Writer = &out
 	err := a.RunContext(context.Background(), fileLast(append([]string{"core-runner"}, args...)))
-	if err != nil {
-		failed = err.Error()
+	status = report(&stderr, err, process.WantsJSON(args))
+	if stderr.Len() == 0 && err != nil {
+		return out.String(), err.Error(), status
 	}
-	return out.String(), failed, runner.ExitCode(err)
+	return out.String(), stderr.String(), status
+}
+
+// object is the one error object that failed has to be.
+func object(t *testing.T, failed string) (code, message string) {
+	t.Helper()
+	var e struct {
+		Error struct{ Code, Message string }
+	}
+	if err := json.Unmarshal([]byte(failed), &e); err != nil || e.Error.Message == "" {
+		t.Errorf("not an error object: %q (%v)", failed, err)
+	}
+	return e.Error.Code, e.Error.Message
 }
 
 func write(t *testing.T, text string) string {
@@ -61,6 +75,12 @@ func TestPolicyCheck(t *testing.T) {
 	}
 	if _, failed, status := run(t, "policy", "check", write(t, "version: 1\nx: y\n")); status != 2 || !strings.Contains(failed, "line 2: ") {
 		t.Errorf("%d %s", status, failed)
+	}
+	for _, args := range [][]string{{"policy", "check", "--json", write(t, "version: 1\nx: y\n")}, {"policy", "check", write(t, "version: 1\nx: y\n"), "--json"}, {"policy", "check", "--json"}, {"policy", "check", "--jsom", "--json"}} {
+		out, failed, status := run(t, args...)
+		if code, _ := object(t, failed); code != "usage" || status != 2 || out != "" {
+			t.Errorf("%v: %d %q %s", args, status, out, failed)
+		}
 	}
 	for _, args := range [][]string{{"policy", "check"}, {"policy", "check", file, file}, {"policy", "check", "none.yaml"}, {"policy", "chek", file}} {
 		if _, failed, status := run(t, args...); status != 2 || failed == "" {
@@ -100,8 +120,15 @@ func TestPolicyTest(t *testing.T) {
 	}
 	for _, args := range []string{"", "--kind tape --path /x", "--kind file", "--kind file --path x", "--kind http --host x", "--kind http --host x --port 0", "--kind http --port 80",
 		"--kind http --host x --port 80 --path /x", "--kind http --host x --port 80 --address y"} {
-		if _, failed, status := run(t, append([]string{"policy", "test", file}, strings.Fields(args)...)...); failed == "" || status == 0 {
-			t.Errorf("%s: %d %s", args, status, failed)
+		if out, failed, status := run(t, append([]string{"policy", "test", file}, strings.Fields(args)...)...); failed == "" || status != 2 || out != "" {
+			t.Errorf("%s: %d %q %s", args, status, out, failed)
+		}
+	}
+	for _, args := range [][]string{
+		{}, {"--kind", "http"}, {"--kind"}, {file, "--kind"}, {file, "--bogus"}, {"--kind", "file", "--path", "/x"}, {"--kind", "file", file, "--path", "/x"}, {"none.yaml", "--kind", "file", "--path", "/x"},
+	} {
+		if out, failed, status := run(t, append([]string{"policy", "test"}, args...)...); failed == "" || status != 2 || strings.Contains(out, "denied") {
+			t.Errorf("%v: %d %q %s", args, status, out, failed)
 		}
 	}
 }
@@ -146,6 +173,16 @@ func TestJournalCommands(t *testing.T) {
 	if err := os.WriteFile(file, bytes.Replace(text, []byte(`"rows":3`), []byte(`"rows":4`), 1), 0o600); err != nil {
 		t.Fatal(err)
 	}
+	for _, args := range []string{"", "--limit 1", "--dispatch d2"} {
+		out, failed, status := run(t, append([]string{"journal", "list", "--state-dir", state}, strings.Fields(args)...)...)
+		if status != 1 || !strings.Contains(failed, "BROKEN at 00000000000000000001.jsonl:2: record 2: it was changed") || !strings.Contains(out, "d2") || strings.Contains(out, "completed") {
+			t.Errorf("list %s: %d %s\n%s", args, status, failed, out)
+		}
+	}
+	out, failed, status = run(t, "journal", "list", "--state-dir", state, "--json")
+	if _, message := object(t, failed); status != 1 || !strings.Contains(message, "BROKEN at") || json.Unmarshal([]byte(out), &list) != nil || len(list) != 2 {
+		t.Errorf("%d %s\n%s", status, failed, out)
+	}
 	out, failed, status = run(t, "journal", "verify", "--dir", runner.JournalDir(state))
 	if status != 1 || failed == "" || !strings.Contains(out, "BROKEN at 00000000000000000001.jsonl:2: record 2: it was changed") {
 		t.Errorf("%d %s\n%s", status, failed, out)
@@ -157,6 +194,7 @@ func TestJournalCommands(t *testing.T) {
 	}
 	for args, want := range map[string]int{
 		"journal verify --dir " + filepath.Join(state, "none"): 1, "journal verify x": 2, "journal verify --expect x --state-dir " + state: 2, "journal verfy": 2,
+		"journal list --dir " + filepath.Join(state, "none"): 1, "journal list x": 2, "journal list --after x --state-dir " + state: 2,
 	} {
 		if _, failed, status := run(t, strings.Fields(args)...); status != want || failed == "" {
 			t.Errorf("%s: %d %s", args, status, failed)

@@ -16,6 +16,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -180,8 +181,9 @@ func problem(resp *http.Response) error {
 		Detail string       `json:"detail"`
 		Hint   string       `json:"hint"`
 		// Outcome is set for a fetch that ended before the first byte of its result.
-		Outcome string `json:"outcome"`
-		Errors  []struct {
+		Outcome    string `json:"outcome"`
+		DispatchID string `json:"dispatchId"`
+		Errors     []struct {
 			Message  string `json:"message"`
 			Location string `json:"location"`
 		} `json:"errors"`
@@ -198,5 +200,5 @@ func problem(resp *http.Response) error {
 		texts = append(texts, strings.TrimRight(e.Location+": "+e.Message, ": "))
 	}
 	text := strings.Join(texts, "; ")
-	return outcomeError(p.Outcome, (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint))
+	return process.WithDispatch(outcomeError(p.Outcome, (&schemas.Error{Code: p.Code, Message: text}).WithHint(p.Hint)), p.DispatchID)
 }

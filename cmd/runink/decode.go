@@ -50,7 +50,7 @@ func decode(typeName string, body []byte) (string, error) {
 	}
 	var compact bytes.Buffer
 	if json.Compact(&compact, trimmed) == nil {
-		return string(escapeControls(compact.Bytes())), nil
+		return string(process.EscapeControls(compact.Bytes())), nil
 	}
 	if name, m := bus.Guess(body); m != nil {
 		return message(name, m)
@@ -70,5 +70,5 @@ func message(name string, m proto.Message) (string, error) {
 	if err := json.Compact(&compact, b); err != nil {
 		return "", err
 	}
-	return name + " " + string(escapeControls(compact.Bytes())), nil
+	return name + " " + string(process.EscapeControls(compact.Bytes())), nil
 }

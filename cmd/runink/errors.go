@@ -1,12 +1,9 @@
 package main
 
 import (
-	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v2"
@@ -62,23 +59,7 @@ func report(w io.Writer, err error, asJSON bool) int {
 		_, _ = fmt.Fprintln(w, "runink: "+process.Text(err))
 		return status
 	}
-	var e *schemas.Error
-	if !errors.As(err, &e) {
-		e = &schemas.Error{Code: schemas.CodeFailed, Message: err.Error()} // such as a write that failed
-	}
-	var body struct {
-		Error struct {
-			Code    schemas.Code `json:"code"`
-			Message string       `json:"message"`
-			Hint    string       `json:"hint"`
-		} `json:"error"`
-	}
-	body.Error.Code, body.Error.Message, body.Error.Hint = e.Code, e.Message, e.Hint
-	var line bytes.Buffer
-	encoder := json.NewEncoder(&line)
-	encoder.SetEscapeHTML(false)
-	_ = encoder.Encode(body) // three strings
-	_, _ = w.Write(escapeControls(line.Bytes()))
+	_, _ = w.Write(process.ErrorJSON(err))
 	return status
 }
 
@@ -100,12 +81,4 @@ func statusOf(err error) int {
 		return process.ExitRefused
 	}
 	return process.ExitFailed
-}
-
-// wantsJSON looks for --json where the flags could not even be parsed.
-func wantsJSON(args []string) bool {
-	if i := slices.Index(args, "--"); i >= 0 {
-		args = args[:i]
-	}
-	return slices.ContainsFunc(args, func(a string) bool { return a == "--json" || a == "-json" || a == "--json=true" })
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -149,12 +151,13 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 		return resultLine{}, err
 	}
 	defer resp.Body.Close()
-	opened <- resp.Header.Get("Runbus-Dispatch-Id")
+	id := resp.Header.Get("Runbus-Dispatch-Id")
+	opened <- id
 	result, err := take(resp)
 	if err != nil && call.Err() != nil && schemas.CodeOf(err) == schemas.CodeOutcomeUnknown {
-		return result, cancelled() // this side hung up
+		err = cancelled() // this side hung up
 	}
-	return result, err
+	return result, process.WithDispatch(err, cmp.Or(id, f.accepted.DispatchID, result.DispatchID))
 }
 
 func cancelled() error {

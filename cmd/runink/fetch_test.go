@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"io"
 	"net"
@@ -84,6 +86,51 @@ func TestExitStatusOfAFetch(t *testing.T) {
 			}
 			if status != c.status || err != nil && !strings.Contains(err.Error(), c.text) {
 				t.Errorf("status %d, %v; want %d, %q", status, err, c.status, c.text)
+			}
+		})
+	}
+}
+
+// However a fetch fails, its error tells the id that `runink fetch trace` takes, as text and as JSON.
+func TestAFailedFetchTellsItsDispatch(t *testing.T) {
+	const id = "01DISPATCH"
+	within := func(header bool, text string) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) {
+			if header {
+				w.Header().Set("Runbus-Dispatch-Id", id)
+			}
+			_, _ = io.WriteString(w, text)
+		}
+	}
+	for name, c := range map[string]struct {
+		raw    bool
+		answer http.HandlerFunc
+	}{
+		"a problem": {false, problemAnswer(403, `{"code":"forbidden","detail":"no such folder","outcome":"failed","dispatchId":"`+id+`"}`)},
+		"raw":       {true, problemAnswer(409, `{"code":"runner_offline","detail":"away","outcome":"refused","dispatchId":"`+id+`"}`)},
+		"a line":    {false, within(true, `{"type":"error","outcome":"failed","code":"bad_source","message":"bad"}`+"\n")},
+		"no header": {false, within(false, `{"type":"accepted","dispatchId":"`+id+`"}`+"\n"+`{"type":"error","outcome":"failed","code":"bad_source","message":"bad"}`+"\n")},
+		"the end":   {false, within(false, `{"type":"error","dispatchId":"`+id+`","outcome":"failed","code":"bad_source","message":"bad"}`+"\n")},
+		"damage":    {false, within(true, "hello\n")},
+		"cut":       {true, within(true, "a,b\n")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := &fetch{api: server(t, c.answer), rows: &jsonRows{w: io.Discard}, progress: noProgress{}}
+			run := func() (resultLine, error) { return f.stream(t.Context()) }
+			if c.raw {
+				run = func() (resultLine, error) { return f.copyRaw(t.Context(), "text/csv", io.Discard) }
+			}
+			_, err := run()
+			var text, object bytes.Buffer
+			if report(&text, err, false) == 0 || strings.Count(text.String(), "`runink fetch trace "+id+"`") != 1 {
+				t.Errorf("%s", &text)
+			}
+			var said struct {
+				Error struct{ Message, DispatchID string }
+			}
+			report(&object, err, true)
+			if err := json.Unmarshal(object.Bytes(), &said); err != nil || said.Error.DispatchID != id || said.Error.Message == "" {
+				t.Errorf("%s, %v", &object, err)
 			}
 		})
 	}

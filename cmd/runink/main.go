@@ -23,7 +23,7 @@ func main() {
 	_, _ = envToken(), process.HideLogins() // where that fails, the shell that set them shows them too
 	app := newApp()
 	err := app.RunContext(context.Background(), os.Args)
-	os.Exit(report(os.Stderr, err, wantsJSON(os.Args)))
+	os.Exit(report(os.Stderr, err, process.WantsJSON(os.Args)))
 }
 
 func newApp() *cli.App {

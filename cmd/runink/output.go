@@ -8,7 +8,6 @@ import (
 	"os"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/jedib0t/go-pretty/v6/table"
 	"github.com/jedib0t/go-pretty/v6/text"
@@ -57,25 +56,8 @@ func printJSON(w io.Writer, v any) error {
 	if err := e.Encode(v); err != nil {
 		return err
 	}
-	_, err := w.Write(escapeControls(b.Bytes()))
+	_, err := w.Write(process.EscapeControls(b.Bytes()))
 	return err
-}
-
-// escapeControls writes what steers a terminal in the strings of a JSON text as \u…: the value stays what it is.
-func escapeControls(text []byte) []byte {
-	special := func(r rune) bool { return r > ' ' && process.Steers(r) } // those below can't stand in a string
-	if bytes.IndexFunc(text, special) < 0 {
-		return text
-	}
-	out := make([]byte, 0, len(text)+64)
-	for _, r := range string(text) {
-		if special(r) {
-			out = fmt.Appendf(out, "\\u%04x", r)
-		} else {
-			out = utf8.AppendRune(out, r)
-		}
-	}
-	return out
 }
 
 // oneLine is text for one cell of a table.

@@ -7,6 +7,8 @@ import (
 	"io"
 
 	"github.com/jedib0t/go-pretty/v6/table"
+
+	"github.com/org-runink/runbus/cmd/internal/process"
 )
 
 // tableRows is how many rows a table shows: it is for looking, and is held in memory.
@@ -46,7 +48,7 @@ func (j *jsonRows) write(before string, r json.RawMessage) error {
 	if _, err := io.WriteString(w, before); err != nil {
 		return err
 	}
-	_, err := w.Write(escapeControls(r))
+	_, err := w.Write(process.EscapeControls(r))
 	return err
 }
 

@@ -2,6 +2,7 @@ package journal
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -120,6 +121,35 @@ func forge(t *testing.T, r Record) []byte {
 	line, err := encode(r)
 	must(t, err)
 	return line
+}
+
+// Check is for what is there: files that were moved away are no break, whatever was done to the others is, and it can be ended.
+func TestCheckTakesWhatIsThere(t *testing.T) {
+	dir, names := filled(t)
+	for range 2 {
+		if r, err := Check(t.Context(), dir); err != nil || !r.OK {
+			t.Errorf("%+v, %v", r, err)
+		}
+		must(t, os.Remove(filepath.Join(dir, names[0])))
+		if r, err := Check(t.Context(), dir); err != nil || !r.OK || r.Records == 0 {
+			t.Errorf("without the first file: %+v, %v", r, err)
+		}
+		names = names[1:]
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Check(ctx, dir); !errors.Is(err, context.Canceled) {
+		t.Errorf("ended: %v", err)
+	}
+	for range 2 { // the first record of what is left, then all but the head
+		edit(t, filepath.Join(dir, names[0]), func(b []byte) []byte { return bytes.Replace(b, []byte(`"start"`), []byte(`"sturt"`), 1) })
+		if r, err := Check(t.Context(), dir); err != nil || r.OK || r.Break == nil {
+			t.Errorf("changed: %+v, %v", r, err)
+		}
+		for _, name := range names {
+			must(t, os.WriteFile(filepath.Join(dir, name), nil, 0o600))
+		}
+	}
 }
 
 func TestVerifyFindsWhatWasDone(t *testing.T) {

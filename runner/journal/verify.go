@@ -3,6 +3,7 @@ package journal
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -56,7 +57,40 @@ func Verify(dir string, o VerifyOptions) (Report, error) {
 	if err != nil {
 		return Report{}, err
 	}
-	v := &verifier{o: o, head: s.head, prev: Anchor{Hash: zeroHash}}
+	return verify(context.Background(), dir, s, o)
+}
+
+// Check is Verify of what is there: files before the first one are taken to have been moved away. It ends with ctx, and its error.
+func Check(ctx context.Context, dir string) (Report, error) {
+	s, err := snap(dir)
+	if err != nil {
+		return Report{}, err
+	}
+	o := VerifyOptions{}
+	if len(s.files) > 0 {
+		if o.After, err = before(dir, s.files[0]); err != nil {
+			return Report{}, err
+		}
+	}
+	return verify(ctx, dir, s, o)
+}
+
+// before is the record that the first one of a file says it follows; zero if it is the very first, or can't be read.
+func before(dir string, f sized) (a Anchor, err error) {
+	_, err = lines(dir, f, func(_ int, line []byte) error {
+		if r, _, err := decode(line); err == nil && r.Seq > 1 && r.Seq == firstOf(f.name) {
+			a = Anchor{Seq: r.Seq - 1, Hash: r.Prev}
+		}
+		return errBroken // one is enough
+	})
+	if errors.Is(err, errBroken) {
+		err = nil
+	}
+	return a, err
+}
+
+func verify(ctx context.Context, dir string, s snapshot, o VerifyOptions) (Report, error) {
+	v := &verifier{ctx: ctx, o: o, head: s.head, prev: Anchor{Hash: zeroHash}}
 	if o.After.Seq > 0 {
 		v.prev = o.After
 	}
@@ -175,6 +209,7 @@ func lines(dir string, f sized, fn func(number int, line []byte) error) (rest []
 }
 
 type verifier struct {
+	ctx      context.Context //nolint:containedctx // it lives as long as one call
 	o        VerifyOptions
 	head     Anchor // of the folder
 	prev     Anchor // the record before
@@ -214,6 +249,9 @@ func (v *verifier) file(dir string, f sized, last bool) error {
 }
 
 func (v *verifier) line(file string, number int, line []byte) error {
+	if err := v.ctx.Err(); err != nil {
+		return err
+	}
 	r, hash, err := decode(line)
 	switch {
 	case err != nil:

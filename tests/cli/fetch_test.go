@@ -91,6 +91,9 @@ func TestOutcomes(t *testing.T) {
 		if code, _, _ := r.failure(t); r.status != c.status || code != c.code || r.stdout != "" {
 			t.Errorf("%q: %+v", c.args, r)
 		}
+		if trace := u.runink(t, "fetch", "trace", r.dispatch(t)); trace.status != 0 || !strings.Contains(trace.stdout, c.code) {
+			t.Errorf("%q: its trace: %+v", c.args, trace)
+		}
 	}
 	await(t, "the source's client to go at the deadline", gone)
 

@@ -47,7 +47,7 @@ func run(t *testing.T, path string, env map[string]string, args ...string) resul
 func (r result) failure(t *testing.T) (code, message, hint string) {
 	t.Helper()
 	var e struct {
-		Error *struct{ Code, Message, Hint string } `json:"error"`
+		Error *struct{ Code, Message, Hint, DispatchID string } `json:"error"`
 	}
 	d := json.NewDecoder(strings.NewReader(r.stderr))
 	d.DisallowUnknownFields()
@@ -55,6 +55,16 @@ func (r result) failure(t *testing.T) (code, message, hint string) {
 		t.Fatalf("not one error object: %s (%v)", r.stderr, err)
 	}
 	return e.Error.Code, e.Error.Message, e.Error.Hint
+}
+
+// dispatch is the id of the dispatch that the error object is about.
+func (r result) dispatch(t *testing.T) string {
+	t.Helper()
+	var e struct{ Error struct{ DispatchID string } }
+	if err := json.Unmarshal([]byte(r.stderr), &e); err != nil || e.Error.DispatchID == "" {
+		t.Fatalf("no dispatch in %s (%v)", r.stderr, err)
+	}
+	return e.Error.DispatchID
 }
 
 // up is a running `runink up`.

@@ -7,19 +7,21 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// Text is err for a terminal: what went wrong, and what to do about it on a line of its own. The causes that must not cross
-// a wire are shown: this is the process's own terminal.
+// Text is err for a terminal: what went wrong, what to do about it on a line of its own, and the dispatch that it is about. The
+// causes that must not cross a wire are shown: this is the process's own terminal.
 func Text(err error) string {
-	var e *schemas.Error
-	if !errors.As(err, &e) {
-		return Printable(err.Error())
-	}
 	text := err.Error()
-	if e.Cause != nil && !strings.Contains(text, e.Cause.Error()) {
-		text += ": " + e.Cause.Error()
+	var e *schemas.Error
+	if errors.As(err, &e) {
+		if e.Cause != nil && !strings.Contains(text, e.Cause.Error()) {
+			text += ": " + e.Cause.Error()
+		}
+		if e.Hint != "" {
+			text += "\n  → " + e.Hint
+		}
 	}
-	if e.Hint != "" {
-		text += "\n  → " + e.Hint
+	if id := dispatchOf(err); id != "" && !strings.Contains(text, id) {
+		text += "\n  dispatch " + id + ": `runink fetch trace " + id + "` shows what became of it"
 	}
 	return Printable(text)
 }
