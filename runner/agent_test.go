@@ -162,6 +162,8 @@ func TestOrdersThatEndTheProcess(t *testing.T) {
 			work.fails(schemas.CodeRunnerLost)
 			if err := p.exit(c.status); c.text != "" && !strings.Contains(err.Error(), c.text) {
 				t.Errorf("ends with %v", err)
+			} else if c.status == ExitReplaced && !strings.Contains(hintOf(err), "another RUNNER_ID") {
+				t.Errorf("%v does not say what to do: %q", err, hintOf(err))
 			}
 			none(t, cp.goodbyes, "goodbye")
 		})
@@ -180,7 +182,9 @@ func TestRefusedHellos(t *testing.T) {
 	t.Run("replaced", func(t *testing.T) {
 		cp := newControlPlane(t)
 		cp.refuse(schemas.Errorf(schemas.CodeReplaced, "REPLACED"), true)
-		cp.run(t, nil, nil).exit(ExitReplaced)
+		if err := cp.run(t, nil, nil).exit(ExitReplaced); err.Error() != "REPLACED" || !strings.Contains(hintOf(err), "another RUNNER_ID") {
+			t.Errorf("%v does not say what to do: %q", err, hintOf(err))
+		}
 	})
 	t.Run("may heal", func(t *testing.T) {
 		cp := newControlPlane(t)

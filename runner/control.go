@@ -37,7 +37,7 @@ func (a *Agent) obey(msg *nats.Msg) {
 		if reason == "" {
 			reason = "another process said hello with this runner's id"
 		}
-		a.end(&ExitError{Code: ExitReplaced, Err: &schemas.Error{Code: schemas.CodeReplaced, Message: "REPLACED: " + reason}})
+		a.end(a.replaced(&schemas.Error{Code: schemas.CodeReplaced, Message: "REPLACED: " + reason}))
 	case *runbusv1.RunnerControl_Goodbye:
 		a.log.Info("the control plane says goodbye", "reason", order.Goodbye.GetReason(), "revoked", order.Goodbye.GetRevoked())
 		if order.Goodbye.GetRevoked() {
@@ -72,6 +72,15 @@ func (a *Agent) obey(msg *nats.Msg) {
 		return
 	}
 	a.reply(m, reply)
+}
+
+// replaced is the end of this process because another one took its id, as err says. The hint is for this kind of runner.
+func (a *Agent) replaced(err *schemas.Error) error {
+	hint := "two processes use this runner's id: stop one of them, or give one another RUNNER_ID"
+	if a.linked != nil { // its id is that of its state folder
+		hint = "two processes are this runner: stop one of them; a second runner is created with `runink runner create`, and gets a state folder of its own"
+	}
+	return &ExitError{Code: ExitReplaced, Err: err.WithHint(hint)}
 }
 
 // reply answers an order, if an answer is wanted.

@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"syscall"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -45,8 +46,8 @@ func openDialled(c *Config) (*dialled, error) {
 }
 
 func (d *dialled) begin(c *Config) error {
-	if c.TicketGone != nil && d.store.State() == identity.Empty {
-		return &ExitError{Code: ExitConfig, Err: c.TicketGone}
+	if err := ticketMissed(c.TicketGone, d.store.State()); err != nil {
+		return &ExitError{Code: ExitConfig, Err: err}
 	}
 	use, err := d.store.Admit(c.Ticket, time.Now())
 	if err != nil {
@@ -58,6 +59,14 @@ func (d *dialled) begin(c *Config) error {
 	d.responder = identity.NewResponder(identity.ResponderConfig{
 		Store: d.store, Ticket: use, Log: c.Log, OnEnrolled: func() { signal(d.enrolled) },
 	})
+	return nil
+}
+
+// ticketMissed is gone, the reason why there is no ticket, if the runner can't start without one.
+func ticketMissed(gone error, state identity.State) error {
+	if state == identity.Empty {
+		return gone
+	}
 	return nil
 }
 
@@ -74,7 +83,10 @@ func exitFor(err error) error {
 // listen takes the port.
 func (d *dialled) listen(ctx context.Context, addr string) (err error) {
 	d.listener, err = intake.Open(ctx, intake.Config{Listen: addr, TLS: d.tls, Enrol: d.responder.Serve, Link: d.offer, Log: d.log})
-	if err != nil {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE), errors.Is(err, syscall.EACCES): // another start finds the same
+		return &ExitError{Code: ExitConfig, Err: err}
+	case err != nil:
 		return err
 	}
 	d.log.Info("listening for the control plane", "addr", d.listener.Addr().String(), "runner", d.store.RunnerID(), "state", d.store.State().String())

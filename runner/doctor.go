@@ -12,6 +12,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/runner/tunnel"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -29,7 +30,7 @@ const (
 
 // Check is one thing that was looked at. It holds no secret.
 type Check struct {
-	// Name is one of configuration, dns, tcp, proxy, tls, token, clock, permissions, payload, rtt, state, journal, policy, files.
+	// Name is one of configuration, dns, tcp, proxy, tls, token, clock, permissions, payload, rtt, state, ticket, journal, policy, files.
 	Name string `json:"name"`
 	// Address is the control plane's, host:port, in a check that is made for each.
 	Address string  `json:"address,omitempty"`
@@ -51,6 +52,8 @@ type DoctorOptions struct {
 	Now func() time.Time
 	// Patience bounds each step. Zero means 10 s.
 	Patience time.Duration
+	// NoTicket is why the ticket that Config.Ticket would be can't be used (identity.TakeTicket); nil also if none was given.
+	NoTicket error
 	// Begin and Done, if set, are told of each check as it is made.
 	Begin func(name, address string)
 	Done  func(Check)
@@ -97,6 +100,7 @@ type doctor struct {
 	noCred error       // why
 	id     string
 	idFrom string
+	folder *identity.Folder // of a runner that is dialled, once it was found to be whole
 }
 
 // finding is what a check saw. A zero verdict is CheckOK.
@@ -107,6 +111,16 @@ type finding struct {
 
 func fail(saw, todo string) finding { return finding{CheckFail, saw, todo} }
 func warn(saw, todo string) finding { return finding{CheckWarn, saw, todo} }
+
+// refused fails with what core-runner serve says; todo is for an error that has no hint.
+func refused(err error, todo string) finding {
+	var said *schemas.Error
+	if errors.As(err, &said) && said.Hint != "" {
+		todo = said.Hint
+	}
+	return fail(err.Error(), todo)
+}
+
 func good(format string, args ...any) finding {
 	return finding{saw: fmt.Sprintf(format, args...)}
 }
@@ -144,15 +158,26 @@ func (d *doctor) skip(address, why string, names ...string) {
 	}
 }
 
+// dials reports whether the runner is meant to dial its control plane; else it is dialled.
+func (d *doctor) dials() bool { return len(d.cfg.Addrs) > 0 || d.cfg.Token != "" || d.cfg.ID != "" }
+
 // configuration reads everything that needs no network. What is wrong with the token is told where the token is looked at.
 func (d *doctor) configuration() finding {
-	bad := func(err error) finding { return fail(err.Error(), todoConfiguration) }
-	if len(d.cfg.Addrs) == 0 {
-		const ask = "`runink runner show NAME` has the last error of the control plane that dials it"
-		if d.cfg.Token == "" && d.dialled() {
-			return good("an enrolled runner that is dialled, so there is no control plane to reach from here; %s", ask)
-		}
-		return fail("RUNNER_ENROLL_ADDR is not set: there is no control plane to reach", todoConfiguration+"; of a runner that is dialled, "+ask)
+	bad := func(err error) finding { return refused(err, todoConfiguration) }
+	whole := d.cfg
+	if len(whole.Addrs) > 0 && whole.Token == "" {
+		whole.Token = "none" // see above
+	}
+	err := whole.oneWay()
+	switch {
+	case d.dials() && d.o.NoTicket != nil:
+		return bad(d.o.NoTicket)
+	case err != nil:
+		return bad(err)
+	case d.cfg.Lifeline > 0:
+		return bad(errors.New("RUNNER_LIFELINE is set: a managed runner belongs to the control plane that starts it, and has no doctor"))
+	case !d.dials():
+		return good("a runner that is dialled, at %s (RUNNER_ENROLL_ADDR is not set): there is no control plane to reach from here; `runink runner show NAME` has the last error of the one that dials it", whole.Listen)
 	}
 	for _, addr := range d.cfg.Addrs {
 		text, err := d.cfg.serverURL(addr)
@@ -168,7 +193,6 @@ func (d *doctor) configuration() finding {
 		}
 		d.urls = append(d.urls, u)
 	}
-	var err error
 	if d.roots, err = d.cfg.roots(); err != nil {
 		return bad(err)
 	}

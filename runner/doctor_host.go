@@ -20,23 +20,18 @@ func (d *doctor) host() {
 	if d.cfg.StateDir == "" {
 		d.cfg.StateDir = DefaultStateDir
 	}
-	d.check("state", "", d.state)
+	if d.dials() {
+		d.check("state", "", d.state)
+	} else {
+		d.check("state", "", d.identity)
+		d.check("ticket", "", d.ticket)
+	}
 	d.check("journal", "", d.journal)
 	d.check("policy", "", d.policy)
 	d.check("files", "", d.files)
 }
 
-// dialled reports whether the state folder is that of an enrolled runner that the control plane dials.
-func (d *doctor) dialled() bool {
-	dir := d.cfg.StateDir
-	if dir == "" {
-		dir = DefaultStateDir
-	}
-	_, err := os.Stat(filepath.Join(dir, "identity.pem"))
-	return err == nil
-}
-
-// state finds out whether the state folder can be written, by writing.
+// state finds out whether the state folder of a runner that dials can be written, by writing.
 func (d *doctor) state() finding {
 	dir := d.cfg.StateDir
 	const todo = "make it a folder of mode 0700 of the runner's user, or name another by CORE_RUNNER_STATE_DIR (--state-dir)"

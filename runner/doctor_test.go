@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"crypto/x509"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -177,8 +178,11 @@ func TestDoctorFinds(t *testing.T) {
 		verdict   Verdict
 		saw, todo string
 	}{
-		"no address":        {func(c *Config, _ *DoctorOptions) { c.Addrs = nil }, "configuration", CheckFail, "RUNNER_ENROLL_ADDR is not set", "mend"},
-		"dialled, new":      {func(c *Config, _ *DoctorOptions) { c.Addrs, c.Token = nil, "" }, "configuration", CheckFail, "RUNNER_ENROLL_ADDR is not set", "runink runner show"},
+		"no address":        {func(c *Config, _ *DoctorOptions) { c.Addrs = nil }, "configuration", CheckFail, "set RUNNER_ENROLL_ADDR to its host:port", "mend"},
+		"an id alone":       {func(c *Config, _ *DoctorOptions) { c.Addrs, c.Token = nil, "" }, "configuration", CheckFail, "or set RUNNER_ENROLL_ADDR", "mend"},
+		"dials and listens": {func(c *Config, _ *DoctorOptions) { c.Listen = ":7443" }, "configuration", CheckFail, "RUNNER_ENROLL_ADDR and CORE_RUNNER_LISTEN", "mend"},
+		"a ticket too":      {func(c *Config, _ *DoctorOptions) { c.Ticket = new(schemas.Ticket) }, "configuration", CheckFail, "RUNNER_ENROLL_ADDR and a ticket", "mend"},
+		"a bad ticket too":  {func(_ *Config, o *DoctorOptions) { o.NoTicket = errors.New("no ticket") }, "configuration", CheckFail, "no ticket", "mend"},
 		"mixed addresses":   {func(c *Config, _ *DoctorOptions) { c.Addrs = []string{"a:1", "wss://b"} }, "configuration", CheckFail, "use one kind", "mend"},
 		"bad address":       {at("http://a:1"), "configuration", CheckFail, `unknown scheme "http"`, "mend"},
 		"no CA file":        {func(c *Config, _ *DoctorOptions) { c.CA = "/nowhere/ca.pem" }, "configuration", CheckFail, "RUNNER_ENROLL_CA", "mend"},
@@ -255,21 +259,6 @@ func TestDoctorFinds(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// A runner that the control plane dials has no address to reach, and that is no fault of it once it is enrolled.
-func TestDoctorKnowsAnEnrolledRunnerThatIsDialled(t *testing.T) {
-	cfg := Config{StateDir: filepath.Join(t.TempDir(), "state")}
-	must(t, os.Mkdir(cfg.StateDir, 0o700))
-	must(t, os.WriteFile(filepath.Join(cfg.StateDir, "identity.pem"), nil, 0o600))
-	d := Diagnose(t.Context(), cfg, DoctorOptions{})
-	if got := d.only(t, "configuration"); d.Verdict != CheckOK || !strings.Contains(got.Saw, "an enrolled runner that is dialled") {
-		t.Errorf("%+v", d)
-	}
-	cfg.Token = "rsk1.acme.x" // that is of one that dials, whose address was forgotten
-	if got := Diagnose(t.Context(), cfg, DoctorOptions{}).only(t, "configuration"); got.Verdict != CheckFail {
-		t.Errorf("%+v", got)
 	}
 }
 

@@ -104,9 +104,10 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 		return nil, fmt.Errorf("hello: %w", err)
 	}
 	if err := schemas.FromDetail(answer.GetError()); err != nil {
+		var said *schemas.Error
 		switch {
-		case schemas.CodeOf(err) == schemas.CodeReplaced:
-			return nil, &ExitError{Code: ExitReplaced, Err: err}
+		case errors.As(err, &said) && said.Code == schemas.CodeReplaced:
+			return nil, a.replaced(said)
 		case answer.GetFatal():
 			return nil, &ExitError{Code: ExitRefused, Err: err}
 		}

@@ -441,6 +441,14 @@ func must(t testing.TB, err error) {
 	}
 }
 
+func hintOf(err error) string {
+	var e *schemas.Error
+	if errors.As(err, &e) {
+		return e.Hint
+	}
+	return ""
+}
+
 func wantExit(t testing.TB, err error, status int, text string) {
 	t.Helper()
 	var exit *ExitError

@@ -147,6 +147,8 @@ func isTimeout(err error) bool {
 	return errors.Is(err, nats.ErrTimeout) || errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
+const nothingListens = "nothing listens there: is the control plane up, and is the port its NATS port?"
+
 // explainLink says what an error of connecting means and what to do about it.
 func explainLink(err error) (text, hint string) {
 	text = err.Error()
@@ -176,8 +178,10 @@ func explainLink(err error) (text, hint string) {
 		return text, "something that speaks no TLS 1.3 stands in between: TLS 1.3 is needed"
 	case isTimeout(err), strings.Contains(text, "network is unreachable"), strings.Contains(text, "no route to host"):
 		return text, "no answer: a firewall may drop the connection. Where only 443 is open use the control plane's wss:// address; where a proxy is the way out set HTTPS_PROXY"
+	case errors.Is(err, nats.ErrNoServers): // what nats.go makes of a first attempt that is refused at each address
+		return "connection refused", nothingListens
 	case strings.Contains(text, "connection refused"):
-		return text, "nothing listens there: is the control plane up, and is the port its NATS port?"
+		return text, nothingListens
 	case strings.Contains(text, "no such host"):
 		return text, "the name does not resolve on this host"
 	}

@@ -38,10 +38,13 @@ func TestWhyALinkDoesNotComeUp(t *testing.T) {
 		"unknown key": {secured, func(c *Config) { c.Token = stranger },
 			"Authorization", "check RUNNER_ENROLL_TOKEN"},
 		"nobody listens": {secured, func(c *Config) { c.Addrs = []string{"127.0.0.1:1"} },
-			"", "nothing listens there"},
+			"connection refused", "nothing listens there"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := c.cp.run(t, c.change, nil)
+			if first := p.log.awaitTimes(t, 1, "can't reach the control plane"); !strings.Contains(first, c.text) || !strings.Contains(first, c.hint) {
+				t.Errorf("the first line is %q", first)
+			}
 			p.log.awaitTimes(t, 2, "can't reach the control plane", c.text, c.hint)
 			p.Drain()
 			p.exit(ExitOK)

@@ -15,7 +15,9 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/internal/selfguard"
 	"github.com/org-runink/runbus/runner"
+	"github.com/org-runink/runbus/runner/identity"
 )
 
 func doctorCommand() *cli.Command {
@@ -24,7 +26,8 @@ func doctorCommand() *cli.Command {
 		Description: `Looks, with the environment of "core-runner serve" (see its --help), at: configuration; for each address of RUNNER_ENROLL_ADDR the name's
 addresses (dns), the connection (tcp), the proxy and why it is used or not, the certificate and who issued it (tls), whether the
 token and the runner's id are accepted (token), this host's clock, permissions, payload limit and round-trip time (rtt); and on
-this host at the state folder, the journal, the policy and the file roots. It may run beside the runner: it takes neither its id
+this host at the state folder, the journal, the policy and the file roots. Of a runner that is dialled it looks at this host alone, as
+serve does when it starts: at the state folder with its certificate, and the ticket, which it does not use up. It may run beside the runner: it takes neither its id
 nor its work.
 
 Each check is ok, warn, fail, or skip (one before it failed).
@@ -82,11 +85,21 @@ func diagnose(c *cli.Context) error {
 }
 
 func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runner.Diagnosis {
+	ticket, noTicket := identity.TakeTicket(os.Getenv, func(names ...string) error {
+		_ = selfguard.ForgetEnv(names...)
+		return nil
+	})
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	// What can't be hidden stays in sight while the doctor looks, no longer.
-	_, _ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET"), process.HideLogins()
+	_, _ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", identity.EnvTicket), process.HideLogins()
 	if err != nil {
 		return runner.DiagnoseError(err)
+	}
+	cfg.Ticket = ticket
+	if errors.Is(noTicket, identity.ErrTicketGone) {
+		cfg.TicketGone = noTicket
+	} else {
+		o.NoTicket = noTicket
 	}
 	cfg.StateDir, cfg.Policy = c.String("state-dir"), c.String("policy")
 	return runner.Diagnose(ctx, cfg, o)

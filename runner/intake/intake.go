@@ -21,6 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/org-runink/runbus/bus/link"
+	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -63,7 +64,7 @@ type Intake struct {
 	quiet    *rate.Limiter // of what anybody can cause
 }
 
-// Open takes the port. A taken one is an error that says so.
+// Open takes the port. That it can't is a *schemas.Error with a hint, which wraps the reason, syscall.EADDRINUSE for a taken one.
 func Open(ctx context.Context, c Config) (*Intake, error) {
 	for _, d := range []struct {
 		field    *time.Duration
@@ -84,7 +85,7 @@ func Open(ctx context.Context, c Config) (*Intake, error) {
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
 	if err != nil {
-		return nil, fmt.Errorf("listen for the control plane on %s: %w", c.Listen, reason(err))
+		return nil, schemas.Errorf(schemas.CodeUnavailable, "listen for the control plane on %s: %w", c.Listen, reason(err)).WithHint(remedy(err))
 	}
 	return &Intake{c: c, listener: l, gate: newGate(c.PerAddress, c.Total), quiet: rate.NewLimiter(5, 20)}, nil
 }
@@ -96,6 +97,17 @@ func reason(err error) error {
 		return op.Err
 	}
 	return err
+}
+
+// remedy is what to do about a port that can't be taken.
+func remedy(err error) string {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return "another process listens there: stop it, or give this runner another port with --listen (CORE_RUNNER_LISTEN), and the control plane the new address: `runink runner edit --address HOST:PORT NAME`"
+	case errors.Is(err, syscall.EACCES):
+		return "this user may not listen on that port: choose one from 1024 on with --listen (CORE_RUNNER_LISTEN)"
+	}
+	return "--listen (CORE_RUNNER_LISTEN) must name an address of this host, or none, as in :7443"
 }
 
 // Addr is where it listens, with the port that was taken.
