@@ -3,6 +3,7 @@ package cp
 import (
 	"log/slog"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -129,6 +130,16 @@ func ConfigFromEnv(getenv func(string) string) (Config, error) {
 	return c, nil
 }
 
+// Variables are the names of what ConfigFromEnv reads, sorted.
+func Variables() (names []string) {
+	_, _ = ConfigFromEnv(func(name string) string { // nothing is set: nothing is wrong
+		names = append(names, name)
+		return ""
+	})
+	slices.Sort(names)
+	return names
+}
+
 // parseAdmins reads CORE_RUNNER_ADMINS. A list that names nobody is refused: it would let everybody in.
 func parseAdmins(list string) (admins []string, err error) {
 	for entry := range strings.SplitSeq(list, ",") {
@@ -179,6 +190,9 @@ func (c *Config) prepare() error {
 	if c.LeafLife != 0 && (c.LeafLife < enrol.MinLeafLife || c.LeafLife > enrol.MaxLeafLife) {
 		return schemas.Errorf(schemas.CodeInvalid, "CORE_RUNNER_LEAF_LIFE is %s: the certificate of a dialled runner lives from %s to %s", c.LeafLife, enrol.MinLeafLife, enrol.MaxLeafLife).
 			WithHint("24h is the default; the shorter it is, the sooner a stolen certificate is worth nothing, and the sooner one of a host that is off has expired")
+	}
+	if err := validEndpoint(c.ManagedEndpoint); err != nil {
+		return err
 	}
 	if (c.CertFile == "") != (c.KeyFile == "") {
 		return schemas.Errorf(schemas.CodeInvalid, "a certificate and its key come together: set both or neither")

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -22,7 +23,7 @@ func TestConfigFromEnv(t *testing.T) {
 		"RUNBUS_DATA_DIR": "/data", "RUNBUS_HTTP": "127.0.0.1:1", "RUNBUS_NATS": "127.0.0.1:2", "RUNBUS_WEBSOCKET": "127.0.0.1:3",
 		"RUNBUS_TLS_CERT": "c.pem", "RUNBUS_TLS_KEY": "k.pem", "RUNBUS_HOSTS": " a, b ,,", "RUNBUS_HTTP_TLS": "true", "RUNBUS_BEHIND_PROXY": "1",
 		"RUNBUS_NATS_PLAINTEXT": "true", "DISPATCH_TIMEOUT": "5s", "RUNNER_GRACE": "20s", "RUNBUS_STOP_GRACE": "1m", "REQUIRE_RUNNER_ISOLATION": "true",
-		"MANAGED_RUNNER_ENDPOINT": "local", "MANAGED_RUNNER_POLICY": "p.yaml", "MANAGED_RUNNER_FILE_ROOTS": "/a:/b", "MANAGED_RUNNER_BINARY": "/bin/core-runner",
+		"MANAGED_RUNNER_ENDPOINT": "local", "MANAGED_RUNNER_POLICY": "p.yaml", "MANAGED_RUNNER_FILE_ROOTS": ":/a::/b", "MANAGED_RUNNER_BINARY": "/bin/core-runner",
 		"MANAGED_RUNNER_CONCURRENCY": "2", "MANAGED_RUNNER_MAX": "3", "CORE_RUNNER_DIAL_ALLOW": "10.0.0.0/8:7443", "CORE_RUNNER_DIAL_DENY": "10.9.0.0/16, *:22",
 	}))
 	if err != nil {
@@ -60,6 +61,32 @@ func TestConfigFromEnv(t *testing.T) {
 	var c Config
 	if err := c.prepare(); err != nil || c.DispatchTimeout != 10*time.Minute || c.Grace != 15*time.Second || c.HTTP != DefaultHTTP || c.NATS != DefaultNATS || c.WebSocket != "" {
 		t.Errorf("the defaults are %+v, %v", c, err)
+	}
+}
+
+func TestWhereTheManagedRunnerMayBe(t *testing.T) {
+	for endpoint, good := range map[string]bool{
+		"": true, "local": true, "none": true, "face-runner:7102": true, "[::1]:1": true,
+		"lcal": false, "LOCAL": false, "host": false, ":7102": false, "host:0": false, "host:x": false, "host:65536": false, "::1:7102": false,
+	} {
+		c := Config{ManagedEndpoint: endpoint}
+		if err := c.prepare(); (err == nil) != good || err != nil && (schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), "MANAGED_RUNNER_ENDPOINT is ")) {
+			t.Errorf("%q: %v", endpoint, err)
+		}
+	}
+}
+
+// Whoever passes a control plane's variables on passes all.
+func TestVariables(t *testing.T) {
+	all := Variables()
+	for _, name := range []string{"RUNBUS_HTTP", "RUNNER_GRACE", "CORE_RUNNER_ADMINS", "CORE_RUNNER_DIAL_ALLOW", "CORE_RUNNER_DIAL_DENY", "CORE_RUNNER_LEAF_LIFE", "MANAGED_RUNNER_POLICY", "MANAGED_RUNNER_MAX"} {
+		if !slices.Contains(all, name) {
+			t.Errorf("%s is not among %q", name, all)
+		}
+	}
+	read := map[string]bool{}
+	if _, err := ConfigFromEnv(func(name string) string { read[name] = true; return "" }); err != nil || len(read) != len(all) {
+		t.Errorf("%d variables are read, %q are named: %v", len(read), all, err)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"time"
 
@@ -49,7 +50,7 @@ func managedFromEnv(getenv func(string) string) (c ManagedConfig, err error) {
 		c.Command = []string{program, "serve"}
 	}
 	if roots := getenv("MANAGED_RUNNER_FILE_ROOTS"); roots != "" {
-		c.FileRoots = filepath.SplitList(roots)
+		c.FileRoots = slices.DeleteFunc(filepath.SplitList(roots), func(dir string) bool { return dir == "" })
 	}
 	for name, field := range map[string]*int{"MANAGED_RUNNER_CONCURRENCY": &c.Concurrency, "MANAGED_RUNNER_MAX": &c.Most} {
 		if v := getenv(name); v != "" {
@@ -61,9 +62,25 @@ func managedFromEnv(getenv func(string) string) (c ManagedConfig, err error) {
 	return c, nil
 }
 
+// validEndpoint says what is wrong with a Config.ManagedEndpoint.
+func validEndpoint(endpoint string) error {
+	if endpoint == ManagedLocal || endpoint == ManagedNone {
+		return nil
+	}
+	host, port, err := net.SplitHostPort(endpoint)
+	if n, portErr := strconv.ParseUint(port, 10, 16); err != nil || host == "" || portErr != nil || n == 0 {
+		return schemas.Errorf(schemas.CodeInvalid, "MANAGED_RUNNER_ENDPOINT is %q: use local, none, or an address as host:port", endpoint)
+	}
+	return nil
+}
+
 // openManaged checks that managed runners can be started. They are from startManaged on.
 func (c *ControlPlane) openManaged(context.Context, context.Context) (err error) {
 	if c.cfg.ManagedEndpoint != ManagedLocal {
+		if c.cfg.Managed.Policy != "" {
+			c.cfg.Log.Warn("MANAGED_RUNNER_POLICY is set and holds for nothing: there is no managed runner on this host (MANAGED_RUNNER_ENDPOINT)",
+				"endpoint", c.cfg.ManagedEndpoint)
+		}
 		return nil
 	}
 	m := c.cfg.Managed

@@ -52,11 +52,11 @@ func run() int {
 		}
 		return runner.ExitCode(err)
 	case "", "control-plane":
-		if err := controlplane.Run(context.Background(), log, os.Stdout, managedBySelf); err != nil {
+		err = controlplane.Run(context.Background(), log, os.Stdout, managedBySelf)
+		if err != nil {
 			fmt.Fprintln(os.Stderr, process.Text(err))
-			return process.ExitFailed
 		}
-		return process.ExitDone
+		return controlplane.ExitStatus(err)
 	default:
 		fmt.Fprintf(os.Stderr, "SERVICE_ROLE is %q: use control-plane or runner\n", role)
 		return process.ExitUsage

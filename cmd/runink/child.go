@@ -77,7 +77,7 @@ func startChild(ctx context.Context, role string, env map[string]string, logs io
 	case <-c.exited:
 		return nil, c.failure()
 	case <-ctx.Done():
-		_ = c.stop(stopWait) // the error that counts is the context's
+		_ = c.stop(drainGrace + stopSpare) // the error that counts is the context's
 		return nil, ctx.Err()
 	}
 }
@@ -124,7 +124,11 @@ func configuresStack(name string) bool {
 // failure is why the child ended, in its own words.
 func (c *child) failure() error {
 	if c.said != nil {
-		return &exitError{1, (&schemas.Error{Code: c.said.Code, Message: "the " + c.name + " ended: " + c.said.Message}).WithHint(c.said.Hint)}
+		status := process.ExitFailed
+		if c.said.Exit == process.ExitUsage { // a setting, which is this process's
+			status = process.ExitUsage
+		}
+		return &exitError{status, (&schemas.Error{Code: c.said.Code, Message: "the " + c.name + " ended: " + c.said.Message}).WithHint(c.said.Hint)}
 	}
 	why := "without a word"
 	if c.err != nil {

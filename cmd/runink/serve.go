@@ -19,16 +19,16 @@ func serveCommand() *cli.Command {
 	leaf := func(name, text string, run func(*cli.Context, *slog.Logger) error, status func(error) int) *cli.Command {
 		return &cli.Command{Name: name, Usage: text, HideHelpCommand: true, OnUsageError: onUsage, Action: func(c *cli.Context) error {
 			log, err := process.NewLog(os.Stderr, os.Getenv)
-			if err != nil {
-				err = usagef("%s", err)
-			} else {
+			code := process.ExitUsage
+			if err == nil {
 				err = run(c, log)
+				code = status(err)
 			}
 			if err == nil {
 				return nil
 			}
-			process.AnnounceFailure(os.Stdout, err, status(err))
-			return &exitError{status(err), errSaid}
+			process.AnnounceFailure(os.Stdout, err, code)
+			return &exitError{code, errSaid}
 		}}
 	}
 	g := group("serve", "run one process of the local stack",
@@ -38,7 +38,7 @@ func serveCommand() *cli.Command {
 					cfg.Managed.Command = []string{self, "serve", "runner"}
 				}
 			})
-		}, statusOf),
+		}, controlplane.ExitStatus),
 		leaf("runner", "a runner, as core-runner does", func(c *cli.Context, log *slog.Logger) error {
 			return agent.Run(c.Context, log, os.Stdout, nil)
 		}, runner.ExitCode),

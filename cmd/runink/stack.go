@@ -1,12 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
 	"maps"
+	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,13 +27,14 @@ import (
 const (
 	startWait  = 60 * time.Second // each process; a second is usual
 	drainGrace = 20 * time.Second // running fetches may end
-	stopWait   = 45 * time.Second
-	dataFolder = "data" // in the data folder: the sample data that the runner may read
+	stopSpare  = 25 * time.Second // for the rest of the end
+	dataFolder = "data"           // in the data folder: the sample data that the runner may read
 )
 
 // stack is a local control plane and, if wanted, a runner, each a process of its own.
 type stack struct {
 	plane    *child
+	grace    time.Duration // that the plane's fetches have when it stops
 	endpoint controlplane.Ready
 	api      *client
 	token    string
@@ -48,12 +52,15 @@ type stackConfig struct {
 	managed                        string // cp.ManagedLocal or cp.ManagedNone
 	policy                         string // of the managed runner; may be empty
 	files                          []string
+	managedFiles                   []string          // that only the managed runner may read
+	plane                          map[string]string // variables of the control plane beside those that the fields above are
+	stopGrace                      time.Duration     // zero: drainGrace
 	logs                           io.Writer
 }
 
 // startStack brings both up; an error leaves neither running.
 func startStack(ctx context.Context, cfg stackConfig) (*stack, error) {
-	s := &stack{logs: cfg.logs}
+	s := &stack{logs: cfg.logs, grace: cmp.Or(cfg.stopGrace, drainGrace)}
 	wait, cancel := context.WithTimeout(ctx, startWait)
 	defer cancel()
 	err := s.start(wait, cfg)
@@ -72,14 +79,20 @@ func startStack(ctx context.Context, cfg stackConfig) (*stack, error) {
 
 func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	roots, rootsErr := fileRoots(cfg) // the managed runner starts with the control plane
-	s.plane, err = startChild(ctx, "control-plane", map[string]string{
+	plane := maps.Clone(cfg.plane)
+	if plane == nil {
+		plane = map[string]string{}
+	}
+	maps.Copy(plane, map[string]string{
 		"RUNBUS_DATA_DIR": cfg.dataDir, "RUNBUS_HTTP": cfg.http, "RUNBUS_NATS": cfg.nats, "RUNBUS_WEBSOCKET": cfg.webSocket,
-		"RUNBUS_STOP_GRACE": drainGrace.String(), "MANAGED_RUNNER_ENDPOINT": cfg.managed, "MANAGED_RUNNER_POLICY": cfg.policy,
-		"MANAGED_RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)),
-	}, cfg.logs, &s.endpoint)
+		"RUNBUS_STOP_GRACE": s.grace.String(), "MANAGED_RUNNER_ENDPOINT": cfg.managed, "MANAGED_RUNNER_POLICY": cfg.policy,
+		"MANAGED_RUNNER_FILE_ROOTS": strings.Join(slices.Concat(roots, cfg.managedFiles), string(os.PathListSeparator)),
+	})
+	s.plane, err = startChild(ctx, "control-plane", plane, cfg.logs, &s.endpoint)
 	if err != nil {
 		return err // what is wrong with the data folder it says best
 	}
+	s.endpoint.HTTP, s.endpoint.NATS = fromHere(s.endpoint.HTTP), fromHere(s.endpoint.NATS)
 	if rootsErr != nil {
 		return rootsErr
 	}
@@ -101,12 +114,17 @@ func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	if err != nil {
 		return err
 	}
-	s.runner, err = startChild(ctx, "runner", map[string]string{
+	env := map[string]string{
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(s.endpoint.NATS, "tls://"), "RUNNER_ENROLL_TOKEN_FILE": key,
 		"RUNNER_ENROLL_CA": s.endpoint.CA, "RUNNER_ID": cfg.runnerID, "RUNNER_NAME": cfg.runnerID,
 		"RUNNER_FILE_ROOTS": strings.Join(roots, string(os.PathListSeparator)), "RUNNER_DRAIN_GRACE": drainGrace.String(),
 		"CORE_RUNNER_STATE_DIR": filepath.Join(s.endpoint.DataDir, "runner"), // its journal: the default is the host's own runner's
-	}, cfg.logs, &s.enrolled)
+	}
+	if s.plaintext() {
+		env["RUNNER_ENROLL_TLS"] = "false"
+		delete(env, "RUNNER_ENROLL_CA")
+	}
+	s.runner, err = startChild(ctx, "runner", env, cfg.logs, &s.enrolled)
 	if err != nil {
 		return err
 	}
@@ -178,6 +196,21 @@ func fileRoots(cfg stackConfig) ([]string, error) {
 	return roots, nil
 }
 
+// fromHere is the URL of a listener for this host: one on all addresses is reached, and has a certificate, on loopback.
+func fromHere(listener string) string {
+	u, err := url.Parse(listener)
+	if err != nil {
+		return listener
+	}
+	if ip := net.ParseIP(u.Hostname()); ip != nil && ip.IsUnspecified() {
+		u.Host = net.JoinHostPort("127.0.0.1", u.Port())
+	}
+	return u.String()
+}
+
+// plaintext reports whether the bus has no TLS (RUNBUS_NATS_PLAINTEXT).
+func (s *stack) plaintext() bool { return strings.HasPrefix(s.endpoint.NATS, "nats://") }
+
 // sample is the path of the sample data.
 func (s *stack) sample() string {
 	return filepath.Join(s.endpoint.DataDir, dataFolder, demodata.Name)
@@ -232,10 +265,11 @@ func (s *stack) liveKey(ctx context.Context, id string) (string, error) {
 // stop ends the runner first, so that it can say goodbye.
 func (s *stack) stop() error {
 	var errs []error
-	for _, c := range []*child{s.runner, s.plane} {
-		if c != nil {
-			errs = append(errs, c.stop(stopWait))
-		}
+	if s.runner != nil {
+		errs = append(errs, s.runner.stop(drainGrace+stopSpare))
+	}
+	if s.plane != nil {
+		errs = append(errs, s.plane.stop(s.grace+stopSpare))
 	}
 	return errors.Join(errs...)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -21,17 +22,57 @@ import (
 )
 
 func upCommand() *cli.Command {
-	return command("up", "start a local control plane and a runner, and keep them running", "", []cli.Flag{
+	up := command("up", "start a local control plane and a runner, and keep them running", "", []cli.Flag{
 		&cli.StringFlag{Name: "data-dir", Usage: "`DIR` for keys, certificates and state, mode 0700 (default: runink in the user's data folder)", EnvVars: []string{"RUNBUS_DATA_DIR"}},
-		&cli.StringFlag{Name: "http", Usage: "address of the HTTP API", Value: cp.DefaultHTTP},
-		&cli.StringFlag{Name: "nats", Usage: "address for runners and the nats CLI", Value: cp.DefaultNATS},
-		&cli.StringFlag{Name: "websocket", Usage: "address for runners that come over WebSocket (default: off)"},
+		&cli.StringFlag{Name: "http", Usage: "address of the HTTP API", Value: cp.DefaultHTTP, EnvVars: []string{"RUNBUS_HTTP"}},
+		&cli.StringFlag{Name: "nats", Usage: "address for runners and the nats CLI", Value: cp.DefaultNATS, EnvVars: []string{"RUNBUS_NATS"}},
+		&cli.StringFlag{Name: "websocket", Usage: "address for runners that come over WebSocket (default: off)", EnvVars: []string{"RUNBUS_WEBSOCKET"}},
 		&cli.BoolFlag{Name: "no-runner", Usage: "start no runner that dials the control plane", DisableDefaultText: true},
-		&cli.StringFlag{Name: "managed", Usage: "the managed runner, console: local, a child of the control plane, or none", Value: cp.ManagedLocal},
-		&cli.StringFlag{Name: "managed-policy", Usage: "`FILE` of the local policy: what console may reach, in every tenant (default: in the tenant local what this host reaches, in others public addresses)"},
-		&cli.StringSliceFlag{Name: "files", Usage: "`DIR` that the file and sqlite sources of both runners may read; may be repeated"},
+		&cli.StringFlag{Name: "managed", Usage: "the managed runner, console: local, a child of the control plane, or none", Value: cp.ManagedLocal, EnvVars: []string{envEndpoint}},
+		&cli.StringFlag{Name: "managed-policy", Usage: "`FILE` of the local policy: what console may reach, in every tenant (default: in the tenant local what this host reaches, in others public addresses)", EnvVars: []string{envPolicy}},
+		&cli.StringSliceFlag{Name: "files", Usage: "`DIR` that the file and sqlite sources of both runners may read; may be repeated (for console alone: MANAGED_RUNNER_FILE_ROOTS)"},
 		&cli.StringFlag{Name: "log-file", Usage: "`FILE` for the logs of both processes (default: standard error)"},
 	}, up)
+	up.Description = "The variables of a control plane (docs/configuration.md) hold for it as they do for face; a flag goes before its variable. Those of\n" +
+		"a runner hold for no part of it."
+	return up
+}
+
+// The variables of face that are flags of up with another name.
+const (
+	envEndpoint = "MANAGED_RUNNER_ENDPOINT"
+	envPolicy   = "MANAGED_RUNNER_POLICY"
+)
+
+// planeEnv is what the environment says of the control plane, as face would have it.
+func planeEnv(getenv func(string) string) (known cp.Config, set map[string]string, err error) {
+	if known, err = cp.ConfigFromEnv(getenv); err != nil {
+		hint := ""
+		var wrong *schemas.Error
+		if errors.As(err, &wrong) {
+			hint = wrong.Hint
+		}
+		return known, nil, usageHint(hint, "%v", err)
+	}
+	if known.CertFile != "" || known.KeyFile != "" {
+		return known, nil, usageHint("unset them, or start face and core-runner: README.md has how",
+			"RUNBUS_TLS_CERT and RUNBUS_TLS_KEY are not for runink up: its runner and its context trust the certificate that it makes")
+	}
+	set = map[string]string{}
+	for _, name := range cp.Variables() {
+		if value := getenv(name); value != "" {
+			set[name] = value
+		}
+	}
+	return known, set, nil
+}
+
+// named is the flag, or its variable if the value is from there.
+func named(flag, variable, value string) string {
+	if value == os.Getenv(variable) {
+		return variable
+	}
+	return flag
 }
 
 // upReport is what --json prints once the stack is up.
@@ -49,16 +90,27 @@ func up(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	env, set, err := planeEnv(os.Getenv)
+	if err != nil {
+		return err
+	}
 	cfg := stackConfig{
+		plane: set, stopGrace: env.StopGrace,
 		dataDir: dir, http: c.String("http"), nats: c.String("nats"), webSocket: c.String("websocket"),
 		files: c.StringSlice("files"), logs: os.Stderr, runnerID: "local", managed: c.String("managed"), policy: c.String("managed-policy"),
 	}
+	if len(cfg.files) == 0 {
+		cfg.managedFiles = env.Managed.FileRoots
+	}
+	if cfg.managed == "" { // as a variable
+		cfg.managed = cp.ManagedLocal
+	}
 	if cfg.managed != cp.ManagedLocal && cfg.managed != cp.ManagedNone {
-		return usagef("--managed is %q: use local or none", cfg.managed)
+		return usagef("%s is %q: runink up has a managed runner that is local or none", named("--managed", envEndpoint, cfg.managed), cfg.managed)
 	}
 	if cfg.policy != "" {
 		if _, err := policy.ReadFile(cfg.policy, all.Kinds()); err != nil {
-			return usagef("--managed-policy: %v", err)
+			return usagef("%s: %v", named("--managed-policy", envPolicy, cfg.policy), err)
 		}
 		if cfg.policy, err = filepath.Abs(cfg.policy); err != nil {
 			return err
@@ -89,9 +141,14 @@ func up(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := saveContext("local", endpoint{
-		URL: s.endpoint.HTTP, Token: s.token, DataDir: s.endpoint.DataDir, NATS: s.endpoint.NATS, NATSCA: s.endpoint.CA,
-	}, true); err != nil {
+	saved := endpoint{URL: s.endpoint.HTTP, Token: s.token, DataDir: s.endpoint.DataDir, NATS: s.endpoint.NATS}
+	if strings.HasPrefix(saved.URL, "https://") {
+		saved.CA = s.endpoint.CA
+	}
+	if !s.plaintext() {
+		saved.NATSCA = s.endpoint.CA
+	}
+	if err := saveContext("local", saved, true); err != nil {
 		_ = s.stop()
 		return err
 	}
@@ -169,14 +226,21 @@ func whatNext(w io.Writer, s *stack) error {
 		fmt.Fprintf(&b, "  %s fetch run --runner %s --source file --set %s\n", runink, runner, quote("path="+s.sample()))
 	}
 	if s.runner == nil {
+		trust := "RUNNER_ENROLL_CA=" + quote(s.endpoint.CA)
+		if s.plaintext() {
+			trust = "RUNNER_ENROLL_TLS=false"
+		}
 		fmt.Fprintf(&b, "  %s key create edge    # its token goes into a 0600 file on the runner's host; there:\n", runink)
-		fmt.Fprintf(&b, "  RUNNER_ENROLL_ADDR=%s RUNNER_ENROLL_CA=%s RUNNER_ID=edge RUNNER_ENROLL_TOKEN_FILE=FILE %s serve\n",
-			strings.TrimPrefix(s.endpoint.NATS, "tls://"), quote(s.endpoint.CA), selfCommand("core-runner"))
+		fmt.Fprintf(&b, "  RUNNER_ENROLL_ADDR=%s %s RUNNER_ID=edge RUNNER_ENROLL_TOKEN_FILE=FILE %s serve\n",
+			strings.TrimPrefix(s.endpoint.NATS, "tls://"), trust, selfCommand("core-runner"))
 	}
 	fmt.Fprintf(&b, "  %s runner create --address 127.0.0.1:7443 dialled    # a runner that is dialled there: prints the command that starts it\n", runink)
 	fmt.Fprintf(&b, "  %s nats context    # then: %s\n", runink, natsWatch("runbus-ops"))
 	if _, err := exec.LookPath("nats"); err != nil {
 		b.WriteString("\nThe nats CLI is not in the PATH: it is https://github.com/nats-io/natscli, and scripts/setup puts it into bin/.\n")
+	}
+	if s.managed != "" {
+		fmt.Fprintf(&b, "\nTo fetch a file of your own: start this with --files DIR, then `%s fetch run --runner %s --source file --set path=DIR/FILE.csv`.\n", runink, s.managed)
 	}
 	b.WriteString("\nCtrl-C stops it.\n")
 	_, err := io.WriteString(w, b.String())

@@ -117,6 +117,12 @@ func New(c Config) (*Runners, error) {
 			return nil, schemas.Errorf(schemas.CodeInvalid, "MANAGED_RUNNER_POLICY: %w", err)
 		}
 	}
+	for _, dir := range c.FileRoots {
+		if err := readable(dir); err != nil {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "MANAGED_RUNNER_FILE_ROOTS: %w", err).
+				WithHint("list folders that this process can read, each from / on")
+		}
+	}
 	for field, fallback := range map[*time.Duration]time.Duration{
 		&c.UpWithin: defaultUpWithin, &c.StopWithin: defaultStopWithin, &c.DrainGrace: defaultDrainGrace, &c.FirstRetry: defaultFirstRetry, &c.SlowestRetry: defaultSlowest,
 	} {
@@ -135,6 +141,18 @@ func New(c Config) (*Runners, error) {
 	}
 	keepFiles()
 	return &Runners{c: c, began: make(chan struct{}), done: make(chan struct{}), children: make(map[string]*child)}, nil
+}
+
+// readable says why the runner could not read below dir.
+func readable(dir string) error {
+	if !filepath.IsAbs(dir) {
+		return fmt.Errorf("%q is not an absolute path", dir)
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	return root.Close()
 }
 
 // Run starts the runner of Own and lets others be started, until ctx ends; then it stops them all and returns nil when none is left.

@@ -241,6 +241,9 @@ func TestWhatCannotBeStarted(t *testing.T) {
 	}{
 		"no program":   {func(c *Config) { c.Command = []string{filepath.Join(t.TempDir(), "core-runner")} }, "the managed runner can't be started"},
 		"no policy":    {func(c *Config) { c.Policy = filepath.Join(t.TempDir(), "p.yaml") }, "MANAGED_RUNNER_POLICY: "},
+		"a place":      {func(c *Config) { c.FileRoots = []string{t.TempDir(), "here"} }, `MANAGED_RUNNER_FILE_ROOTS: "here" is not an absolute path`},
+		"no folder":    {func(c *Config) { c.FileRoots = []string{filepath.Join(t.TempDir(), "x")} }, "MANAGED_RUNNER_FILE_ROOTS: "},
+		"a file":       {func(c *Config) { c.FileRoots = []string{"/dev/null"} }, "MANAGED_RUNNER_FILE_ROOTS: "},
 		"no such name": {func(c *Config) { c.Command = []string{"core-runner-that-is-not-there"} }, "the managed runner can't be started"},
 	} {
 		conf := ok

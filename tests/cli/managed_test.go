@@ -70,6 +70,12 @@ func TestUpWithoutAManagedRunner(t *testing.T) {
 		t.Errorf("a fetch on it: %+v", r)
 	}
 	u.Stop(t)
+	saysWhatIsWrong(t, u)
+}
+
+// saysWhatIsWrong gives up wrong settings, as flags and as variables.
+func saysWhatIsWrong(t *testing.T, u *up) {
+	t.Helper()
 	policy := filepath.Join(t.TempDir(), "policy.yaml")
 	if err := os.WriteFile(policy, []byte("version: 2\n"), 0o600); err != nil {
 		t.Fatal(err)
@@ -78,6 +84,19 @@ func TestUpWithoutAManagedRunner(t *testing.T) {
 		r := run(t, u.bin.Runink, u.env, append([]string{"up", "--data-dir", filepath.Join(t.TempDir(), "data"), "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0"}, args...)...)
 		if r.status != 2 || !strings.Contains(r.stderr, args[0]) {
 			t.Errorf("%v: %+v", args, r)
+		}
+	}
+	for name, values := range map[string][]string{
+		"MANAGED_RUNNER_ENDPOINT": {"lcal", "face-runner:7102"}, "MANAGED_RUNNER_POLICY": {policy, policy + ".none"},
+		"MANAGED_RUNNER_FILE_ROOTS": {policy + ".none"}, "MANAGED_RUNNER_MAX": {"many"}, "CORE_RUNNER_LEAF_LIFE": {"1d", "1s"},
+		"CORE_RUNNER_ADMINS": {","}, "CORE_RUNNER_DIAL_DENY": {"x"}, "RUNBUS_TLS_CERT": {"cert.pem"}, "RUNBUS_WEBSOCKET": {"7101"},
+	} {
+		for _, value := range values {
+			env := map[string]string{"HOME": u.env["HOME"], name: value}
+			r := run(t, u.bin.Runink, env, "up", "--data-dir", filepath.Join(t.TempDir(), "data"), "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0")
+			if want := strings.Replace(name, "RUNBUS_WEBSOCKET", "WebSocket", 1); r.status != 2 || r.stdout != "" || !strings.Contains(r.stderr, want) {
+				t.Errorf("%s=%s: %+v", name, value, r)
+			}
 		}
 	}
 }

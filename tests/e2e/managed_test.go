@@ -430,10 +430,14 @@ func TestTheManagedRunnerOfAnotherTenantReachesNothingHere(t *testing.T) {
 	plane.Stop(t)
 }
 
-// Whoever asks for a managed runner that can't be started is told so before anything else starts.
-func TestAManagedRunnerThatIsNotThere(t *testing.T) {
+// A setting that is wrong ends face at its start, with its name and the status for that; so does a managed runner that can't be started.
+func TestASettingThatIsWrong(t *testing.T) {
 	bin, err := stack.Build(true)
 	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := filepath.Join(t.TempDir(), "wrong.yaml")
+	if err := os.WriteFile(wrong, []byte("version: 2\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	for name, c := range map[string]struct {
@@ -443,11 +447,20 @@ func TestAManagedRunnerThatIsNotThere(t *testing.T) {
 		"no program": {map[string]string{"MANAGED_RUNNER_BINARY": filepath.Join(t.TempDir(), "core-runner")}, "MANAGED_RUNNER_BINARY"},
 		"no policy":  {map[string]string{"MANAGED_RUNNER_POLICY": filepath.Join(t.TempDir(), "p.yaml")}, "MANAGED_RUNNER_POLICY"},
 		"no number":  {map[string]string{"MANAGED_RUNNER_MAX": "many"}, "MANAGED_RUNNER_MAX"},
+		"bad policy": {map[string]string{"MANAGED_RUNNER_POLICY": wrong}, "MANAGED_RUNNER_POLICY: "},
+		"no folder":  {map[string]string{"MANAGED_RUNNER_FILE_ROOTS": wrong + ".none"}, "MANAGED_RUNNER_FILE_ROOTS: "},
+		"a file":     {map[string]string{"MANAGED_RUNNER_FILE_ROOTS": wrong}, "MANAGED_RUNNER_FILE_ROOTS: "},
+		"no place":   {map[string]string{"MANAGED_RUNNER_ENDPOINT": "lcal"}, "MANAGED_RUNNER_ENDPOINT is \"lcal\""},
+		"no time":    {map[string]string{"CORE_RUNNER_LEAF_LIFE": "1d"}, "CORE_RUNNER_LEAF_LIFE is \"1d\""},
+		"a moment":   {map[string]string{"CORE_RUNNER_LEAF_LIFE": "1s"}, "CORE_RUNNER_LEAF_LIFE is 1s"},
+		"in clear":   {map[string]string{"RUNBUS_HTTP": "0.0.0.0:0"}, "RUNBUS_HTTP_TLS"},
+		"no tracing": {map[string]string{"OTEL_TRACES_EXPORTER": "zipkin"}, "OTEL_TRACES_EXPORTER is"},
+		"no role":    {map[string]string{"SERVICE_ROLE": "foo"}, "SERVICE_ROLE is"},
 	} {
 		env := map[string]string{"RUNBUS_DATA_DIR": filepath.Join(t.TempDir(), "data"), "RUNBUS_HTTP": "127.0.0.1:0", "RUNBUS_NATS": "127.0.0.1:0", "MANAGED_RUNNER_ENDPOINT": "local"}
 		maps.Copy(env, c.env)
 		p := stack.Start(t, "face", bin.Face, env)
-		if code := p.Exit(t); code != 1 || !p.Stderr.Has(c.want) {
+		if code := p.Exit(t); code != 2 || !p.Stderr.Has(c.want) {
 			t.Errorf("%s: status %d, %s", name, code, p.Stderr)
 		}
 	}
