@@ -75,7 +75,7 @@ func TestDoctorOfARunnerThatIsDialled(t *testing.T) {
 		}, "state", CheckFail, "is a symbolic link"},
 		"no ticket":     {func(*testing.T, *Config) {}, "ticket", CheckFail, "not enrolled and has no ticket"},
 		"no such file":  {func(_ *testing.T, c *Config) { c.TicketGone = identity.ErrTicketGone }, "ticket", CheckFail, "the ticket file is gone"},
-		"a late ticket": {func(t *testing.T, c *Config) { c.Ticket = ca.ticket(-time.Minute) }, "ticket", CheckFail, "the ticket expired at"},
+		"a late ticket": {func(_ *testing.T, c *Config) { c.Ticket = ca.ticket(-time.Minute) }, "ticket", CheckFail, "the ticket expired at"},
 		"a fresh ticket": {func(t *testing.T, c *Config) {
 			c.Ticket = ca.ticket(time.Minute)
 			must(t, os.Mkdir(c.StateDir, 0o700))
@@ -149,7 +149,7 @@ func TestDoctorOfATicketThatCanNotBeRead(t *testing.T) {
 func TestATakenPort(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	must(t, err)
-	defer l.Close()
+	defer l.Close() //nolint:errcheck // of a test
 	cfg := Config{StateDir: filepath.Join(t.TempDir(), "state"), Listen: l.Addr().String(), Log: slog.New(newJournal())}
 	newRunnerCA(t).enrol(t, cfg.StateDir, time.Hour)
 	a, err := New(cfg)
