@@ -141,7 +141,7 @@ func (s *server) ticket(r roster.Runner, m roster.Minted) (*ticketOutput, error)
 	}
 	return &ticketOutput{TicketIssued{
 		Runner: shown, Ticket: ticket, TokenID: m.TokenID, ExpiresAt: m.ExpiresAt,
-		Command: fmt.Sprintf("CORE_RUNNER_TICKET=%s core-runner serve --listen :%d", shellQuoted(ticket), address.Port),
+		Command: fmt.Sprintf("CORE_RUNNER_TICKET=%s core-runner serve --listen %s", shellQuoted(ticket), listenAt(address)),
 	}}, nil
 }
 

@@ -28,7 +28,7 @@ func TestDialledRunners(t *testing.T) {
 			command = strings.TrimSuffix(line, "\n")
 		}
 	}
-	quoted, ok := strings.CutSuffix(command, " core-runner serve --listen :1")
+	quoted, ok := strings.CutSuffix(command, " core-runner serve --listen 127.0.0.1:1")
 	ticket := strings.Trim(strings.TrimPrefix(quoted, "CORE_RUNNER_TICKET="), "'")
 	if _, err := schemas.ParseTicket(ticket); !ok || err != nil || quoted != "CORE_RUNNER_TICKET='"+ticket+"'" {
 		t.Fatalf("the command is %q (%v) in\n%s", command, err, out)
@@ -64,7 +64,7 @@ func TestDialledRunners(t *testing.T) {
 	}
 	var next struct{ Ticket, Command, TokenID string }
 	decode(must("token", "--json", "warehouse"), &next)
-	if next.Ticket == ticket || !strings.HasSuffix(next.Command, "--listen :2") {
+	if next.Ticket == ticket || !strings.HasSuffix(next.Command, "--listen '[::1]:2'") {
 		t.Errorf("the next ticket's command is %q", next.Command)
 	}
 	must("token", "revoke", next.TokenID)
