@@ -33,6 +33,7 @@ type shownRunner struct {
 type issued struct {
 	Runner                   shownRunner
 	Ticket, Command, TokenID string
+	Warning                  string
 	ExpiresAt                time.Time
 }
 
@@ -108,6 +109,18 @@ func TestDialledRunnersOverTheAPI(t *testing.T) {
 	s.must(t, admin, http.MethodDelete, "/api/runner-tokens/"+next.TokenID, "", nil)
 	if a := s.call(t, admin, http.MethodPost, "/api/runners/warehouse/connect", ""); a.StatusCode != http.StatusAccepted {
 		t.Errorf("connect: %d %s", a.StatusCode, a.body)
+	}
+
+	// An address that another runner has is told of, and is no fault.
+	var twin, apart issued
+	s.must(t, admin, http.MethodPost, "/api/runners", `{"name":"twin","address":"DB.internal:8443"}`, &twin)
+	s.must(t, admin, http.MethodPost, "/api/runners", `{"name":"apart","address":"db.internal:8444"}`, &apart)
+	if !strings.Contains(twin.Warning, `"warehouse"`) || apart.Warning != "" || made.Warning != "" {
+		t.Errorf("warnings %q, %q, %q", twin.Warning, apart.Warning, made.Warning)
+	}
+	for _, name := range []string{"twin", "apart"} {
+		s.must(t, admin, http.MethodPost, "/api/runners/"+name+"/revoke", "", nil)
+		s.must(t, admin, http.MethodDelete, "/api/runners/"+name, "", nil)
 	}
 
 	// What is refused, with its code and text.

@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -107,6 +108,9 @@ func oneArg(c *cli.Context, what string) (string, error) {
 		return "", err
 	}
 	if len(args) > 1 {
+		if i := slices.IndexFunc(args[1:], func(a string) bool { return isFlag(a) && !hasFlag(c.Command, a) && !isNumber(a) }); i >= 0 {
+			return "", usageHint(c.Command.HelpName+" --help", "%s has no flag %s", c.Command.HelpName, flagOf(args[1+i]))
+		}
 		if i := slices.IndexFunc(args[1:], isFlag); i >= 0 {
 			return "", usageHint(strings.Join(append(append([]string{c.Command.HelpName}, args[1:]...), args[0]), " "),
 				"the flag %s stands behind the argument %q, and flags come before arguments", args[1+i], args[0])
@@ -137,6 +141,22 @@ func noArgs(c *cli.Context) error {
 }
 
 func isFlag(arg string) bool { return len(arg) > 1 && arg[0] == '-' }
+
+// flagOf is a flag of the command line without its value.
+func flagOf(arg string) string {
+	name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+	return "--" + name
+}
+
+func hasFlag(command *cli.Command, arg string) bool {
+	return slices.ContainsFunc(command.Flags, func(f cli.Flag) bool { return slices.Contains(f.Names(), strings.TrimPrefix(flagOf(arg), "--")) })
+}
+
+// isNumber reports whether what looks like a flag may be the value of one.
+func isNumber(arg string) bool {
+	_, err := strconv.ParseFloat(arg, 64)
+	return err == nil
+}
 
 // interruptible is a context that ends at the first Ctrl-C or SIGTERM; a second one ends the process as usual.
 func interruptible(parent context.Context) (context.Context, context.CancelFunc) {

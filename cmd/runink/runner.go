@@ -50,7 +50,7 @@ func runnerCommand() *cli.Command {
 		remote("revoke", "revoke a dialled runner for good", "RUNNER", nil, func(c *cli.Context) error {
 			return changeRunner(c, http.MethodPost, "/revoke", "runner %s is revoked")
 		}),
-		remote("remove", "forget a REVOKED dialled runner: its name is free again", "RUNNER", nil, func(c *cli.Context) error {
+		remote("remove", "forget a REVOKED runner: the name of a dialled one is free again, an outbound one (ORG_ADMIN) is off the list", "RUNNER", nil, func(c *cli.Context) error {
 			runner, err := oneArg(c, "RUNNER")
 			if err != nil {
 				return err
@@ -298,6 +298,7 @@ func issue(c *cli.Context, request func(runner string) (path string, body any)) 
 	var made struct {
 		Runner    runnerRow `json:"runner"`
 		Command   string    `json:"command"`
+		Warning   string    `json:"warning"`
 		ExpiresAt time.Time `json:"expiresAt"`
 	}
 	if err := json.Unmarshal(raw, &made); err != nil {
@@ -308,6 +309,9 @@ func issue(c *cli.Context, request func(runner string) (path string, body any)) 
 	} else {
 		_, err = fmt.Fprintf(c.App.Writer, "runner %s (%s) is %s. Run this on its host until %s:\n\n%s\n\nThe ticket in it is shown this once, is not stored, and works once.\n",
 			oneLine(made.Runner.Name), oneLine(made.Runner.ID), oneLine(made.Runner.State), stamp(made.ExpiresAt), process.Printable(made.Command))
+	}
+	if made.Warning != "" && !c.Bool("json") {
+		_, _ = fmt.Fprintln(c.App.ErrWriter, "warning: "+oneLine(made.Warning))
 	}
 	if err != nil || !c.Bool("wait") {
 		return err

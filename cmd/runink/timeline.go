@@ -6,6 +6,7 @@ import (
 	"io"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -163,6 +164,9 @@ func fetchTraceCommand() *cli.Command {
 	return c
 }
 
+// outcomes are what --outcome takes.
+var outcomes = []string{"running", "completed", "refused", "failed", "cancelled", "deadline", "runner_lost", "outcome_unknown"}
+
 // mostPages bounds how often a list goes on where the server interrupted a search.
 const mostPages = 50
 
@@ -174,6 +178,9 @@ func fetchListCommand() *cli.Command {
 	}, func(c *cli.Context) error {
 		if err := noArgs(c); err != nil {
 			return err
+		}
+		if o := c.String("outcome"); o != "" && !slices.Contains(outcomes, o) {
+			return usagef("--outcome %s: use %s", o, strings.Join(outcomes, ", "))
 		}
 		limit := c.Int("limit")
 		if limit < 1 || limit > 1000 {
@@ -190,6 +197,9 @@ func fetchListCommand() *cli.Command {
 			return err
 		}
 		raw, err := listFetches(c, api, query, limit)
+		if err == nil && len(raw) == 0 && query.Get("runner") != "" {
+			raw, err = listByName(c, api, query, limit)
+		}
 		if err != nil {
 			return err
 		}
@@ -209,6 +219,21 @@ func fetchListCommand() *cli.Command {
 			}
 		})
 	})
+}
+
+// listByName lists the fetches of the runner that the query names where there were none of that id: of an outbound one the list knows the
+// id alone. A runner that is not there is an error: no fetches of it would look as if it had done nothing.
+func listByName(c *cli.Context, api *client, query url.Values, limit int) ([]json.RawMessage, error) {
+	var r runnerRow
+	if err := api.call(c.Context, http.MethodGet, runnerPath(query.Get("runner")), nil, &r); err != nil {
+		return nil, err
+	}
+	if r.ID == query.Get("runner") {
+		return []json.RawMessage{}, nil
+	}
+	query.Set("runner", r.ID)
+	query.Del("before")
+	return listFetches(c, api, query, limit)
 }
 
 // listFetches reads pages until there are limit fetches, or no more.

@@ -15,10 +15,11 @@ func (r *Registry) rosterChanged() {
 	r.signal()
 }
 
-// outbound reports whether the entry is that of an outbound runner that was ever heard of: not a link without a hello, and not
-// what a dialled or the managed runner said, which are listed from elsewhere. r.mu must be held.
+// outbound reports whether the entry is that of an outbound runner that was ever heard of and not removed since: not a link without
+// a hello, and not what a dialled or the managed runner said, which are listed from elsewhere. r.mu must be held.
 func (rn *runner) outbound() bool {
-	return (rn.live || rn.known != nil) && !schemas.IsDialledID(rn.ref.Runner) && rn.ref.Runner != schemas.ConsoleRunner
+	_, linked := rn.links[rn.rec.ProcessNonce]
+	return (rn.known != nil || rn.live && linked) && !schemas.IsDialledID(rn.ref.Runner) && rn.ref.Runner != schemas.ConsoleRunner
 }
 
 // entry is what is known of the process of ref; a runner of which nothing was heard is not connected. r.mu must be held.
@@ -63,6 +64,9 @@ func (s *seen) describeDialled(r *Runner) {
 		r.Labels = maps.Clone(d.Labels)
 	}
 	r.Claims.Name = s.rec.Name
+	if r.Health.Signals.Connection == "down" && r.Health.Signals.Heartbeat == heartbeatFresh {
+		r.Health.Signals.Heartbeat = "none" // the last one came over a link that is gone
+	}
 	if d.Current != nil {
 		r.Health.CertNotAfter = &d.Current.NotAfter
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
 	"github.com/org-runink/runbus/schemas"
@@ -283,6 +284,49 @@ func TestBinding(t *testing.T) {
 	if released != 1 {
 		t.Errorf("%d releases were audited", released)
 	}
+}
+
+// An outbound runner whose key was revoked stays on the list until an admin removes it; one whose key holds can't be removed.
+func TestRemove(t *testing.T) {
+	s := rt.Start(t, nil)
+	key := s.Mint(t, s.Admin, "one")
+	r := s.Enrol(t, key, "edge-1")
+	refused := func(by auth.Principal, id string, code schemas.Code, text string) {
+		t.Helper()
+		if err := s.Registry.Remove(t.Context(), by, id); schemas.CodeOf(err) != code || !strings.Contains(err.Error(), text) {
+			t.Errorf("%s: %v", id, err)
+		}
+	}
+	writer := s.Admin
+	writer.Role = "WRITER"
+	refused(writer, "edge-1", schemas.CodeForbidden, "ORG_ADMIN")
+	refused(s.Stranger, "edge-1", schemas.CodeNotFound, "edge-1")
+	refused(s.Admin, "edge-9", schemas.CodeNotFound, "edge-9")
+	refused(s.Admin, "edge-1", schemas.CodeConflict, "holds its id")
+	rt.Must(t, s.Registry.ReleaseID(t.Context(), s.Admin, "edge-1"))
+	refused(s.Admin, "edge-1", schemas.CodeConflict, "is connected")
+	if a := r.Hello(t, nil); a.GetError() != nil { // binds it again
+		t.Fatal(a)
+	}
+	r.Goodbye(t, "")
+	s.Await(t, "it left", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
+	_, err := s.Auth.RevokeKey(t.Context(), s.Admin, key.ID)
+	rt.Must(t, err)
+	if list := s.SelfHosted(t, rt.Tenant); len(list) != 1 || list[0].State != registry.StateRevoked {
+		t.Errorf("revoked: %+v", list)
+	}
+	rt.Must(t, s.Registry.Remove(t.Context(), s.Admin, "edge-1"))
+	s.Await(t, "it is off the list", func() bool { return len(s.SelfHosted(t, rt.Tenant)) == 0 })
+	removed := 0
+	for _, e := range s.Events(t, "runner.remove") {
+		if e.GetOutcome() == "ok" {
+			removed++
+		}
+	}
+	if removed != 1 {
+		t.Errorf("%d removals were audited", removed)
+	}
+	s.Enrol(t, s.Mint(t, s.Admin, "two"), "edge-1") // as a new one
 }
 
 // Whoever asks the control plane to answer elsewhere gets no answer, and nothing is written there.

@@ -6,7 +6,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
@@ -62,57 +61,6 @@ func (r *Registry) held(k Known) bool {
 	}
 	_, err := r.d.Auth.KeyByPublic(k.PublicKey)
 	return err == nil
-}
-
-// ReleaseID frees the runner id for another key of the tenant; the next hello binds it again. by must be ORG_ADMIN. An id
-// that the tenant doesn't know is CodeNotFound; one that is free already is no error. Audited before it returns.
-func (r *Registry) ReleaseID(ctx context.Context, by auth.Principal, id string) error {
-	event := &runbusv1.AuditEvent{Tenant: by.Tenant, Actor: by.Actor(), Action: "runner.release", Outcome: "ok"}
-	err := r.release(ctx, by, id, event)
-	if err == nil {
-		if err := r.d.Audit.Record(ctx, event); err != nil {
-			return schemas.Wrap(schemas.CodeUnavailable, err, "the release could not be recorded in the audit log").
-				WithHint("it took effect; release the id again to have it recorded")
-		}
-		return nil
-	}
-	event.Outcome = string(schemas.CodeOf(err))
-	var told *schemas.Error
-	if errors.As(err, &told) {
-		event.Details = map[string]string{"reason": told.Message}
-	}
-	r.d.Audit.Note(event)
-	return err
-}
-
-func (r *Registry) release(ctx context.Context, by auth.Principal, id string, event *runbusv1.AuditEvent) error {
-	ref := schemas.RunnerRef{Tenant: by.Tenant, Runner: id}
-	event.Subject = audit.Subject("runner", id)
-	if by.Role != auth.RoleOrgAdmin {
-		return schemas.Errorf(schemas.CodeForbidden, "to release a runner id takes an ORG_ADMIN of the tenant")
-	}
-	if err := ref.Valid(); err != nil {
-		return err
-	}
-	for range casTries {
-		row, err := r.known.Get(ctx, schemas.RunnerKey(ref))
-		if errors.Is(err, jetstream.ErrNotFound) {
-			return schemas.Errorf(schemas.CodeNotFound, "the tenant has no outbound runner %q", id).WithHint("`runink runner list` shows their ids")
-		}
-		if err == nil {
-			event.Details = map[string]string{"key": row.Value.KeyID}
-			known := row.Value
-			known.PublicKey, known.KeyID = "", ""
-			_, err = r.known.Update(ctx, schemas.RunnerKey(ref), known, row.Revision)
-		}
-		if err == nil {
-			return nil
-		}
-		if !errors.Is(err, jetstream.ErrLost) {
-			return schemas.Wrap(schemas.CodeUnavailable, err, "the id could not be released").WithHint("try again when /readyz is ready")
-		}
-	}
-	return schemas.Wrap(schemas.CodeConflict, jetstream.ErrLost, "somebody else changed it at the same moment")
 }
 
 // note is what was last seen of a known runner.

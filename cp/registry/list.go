@@ -69,6 +69,14 @@ type Signals struct {
 	Responders string `json:"responders"`
 }
 
+// shown is without what was true of a link that is gone.
+func (s Signals) shown() Signals {
+	if s.Connection == "down" && s.Responders == RespondersHeard {
+		s.Responders = RespondersUnasked
+	}
+	return s
+}
+
 // Candidate is one runner of a tenant as dispatch.Select sees it.
 type Candidate struct {
 	Ref  schemas.RunnerRef
@@ -153,7 +161,7 @@ func (s *seen) selfHosted() Runner {
 		Health: Health{
 			Connected: s.candidate.Connected, Dispatchable: s.candidate.Offline == "", Detail: s.candidate.Offline,
 			Version: version, InFlight: s.rec.InFlight, Limit: s.rec.Limit, LimitEnforced: true,
-			Draining: s.candidate.Draining, Signals: s.status.signals,
+			Draining: s.candidate.Draining, Signals: s.status.signals.shown(),
 		},
 	}
 	if r.Claims.Capabilities == nil {

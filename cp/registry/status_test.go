@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -41,6 +42,39 @@ func TestStatus(t *testing.T) {
 			got := r.status(now)
 			if got.connected != c.connected || got.offline != c.offline || got.signals != c.signals {
 				t.Errorf("status = %+v, want connected %v, offline %q, signals %+v", got, c.connected, c.offline, c.signals)
+			}
+		})
+	}
+}
+
+// What is shown of a runner whose link is gone is not what was true of that link; what dispatch goes by stays.
+func TestSignalsOfALinkThatIsGone(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	for name, c := range map[string]struct {
+		change            func(*runner)
+		outbound, dialled Signals
+	}{
+		"linked":   {func(*runner) {}, Signals{"up", "fresh", "heard"}, Signals{"up", "fresh", "heard"}},
+		"cut":      {func(r *runner) { clear(r.links) }, Signals{"down", "fresh", "not asked"}, Signals{"down", "none", "not asked"}},
+		"late":     {func(r *runner) { clear(r.links); r.rec.LastSeen = now.Add(-time.Minute) }, Signals{"down", "late", "not asked"}, Signals{"down", "late", "not asked"}},
+		"ended":    {func(r *runner) { r.rec.Left = true }, Signals{"down", "none", "not asked"}, Signals{"down", "none", "not asked"}},
+		"long ago": {func(r *runner) { r.live = false }, Signals{"down", "none", "not asked"}, Signals{"down", "none", "not asked"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			rn := &runner{
+				ref: schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, live: true, links: map[string]link{"n1": {at: now}},
+				rec: Record{ProcessNonce: "n1", Session: "s1", Ready: true, LastSeen: now}, responders: responders{session: "s1", at: now},
+			}
+			c.change(rn)
+			s := rn.seen(now)
+			if got := s.runner().Health.Signals; got != c.outbound {
+				t.Errorf("an outbound one shows %+v", got)
+			}
+			for _, state := range []roster.State{roster.Active, roster.Revoked} {
+				s.dialled = &roster.Runner{ID: "edge", Name: "edge", State: state}
+				if got := s.runner().Health.Signals; got != c.dialled {
+					t.Errorf("a dialled one that is %s shows %+v", state, got)
+				}
 			}
 		})
 	}

@@ -91,11 +91,33 @@ func TestOutcomes(t *testing.T) {
 		if code, _, _ := r.failure(t); r.status != c.status || code != c.code || r.stdout != "" {
 			t.Errorf("%q: %+v", c.args, r)
 		}
-		if trace := u.runink(t, "fetch", "trace", r.dispatch(t)); trace.status != 0 || !strings.Contains(trace.stdout, c.code) {
+		id := r.dispatch(t)
+		if trace := u.runink(t, "fetch", "trace", id); trace.status != 0 || !strings.Contains(trace.stdout, "dispatch "+id+": ") {
 			t.Errorf("%q: its trace: %+v", c.args, trace)
 		}
 	}
 	await(t, "the source's client to go at the deadline", gone)
+
+	// A runner that is not there has no empty list; one that is there may.
+	for _, c := range []struct {
+		args   string
+		status int
+		code   string
+	}{
+		{"fetch list --json --runner nobody", 3, "not_found"},
+		{"fetch list --json --outcome bogus", 2, "usage"},
+		{"runner remove --json local", 3, "conflict"},
+	} {
+		r := u.runink(t, strings.Fields(c.args)...)
+		if code, _, _ := r.failure(t); r.status != c.status || code != c.code || r.stdout != "" {
+			t.Errorf("%s: %+v", c.args, r)
+		}
+	}
+	for _, args := range []string{"--runner local", "--runner console", "--runner local --outcome completed"} {
+		if r := u.runink(t, append([]string{"fetch", "list", "--json"}, strings.Fields(args)...)...); r.status != 0 || !strings.HasPrefix(r.stdout, "[") {
+			t.Errorf("%s: %+v", args, r)
+		}
+	}
 
 	const secret = "hunter2-hunter2"
 	args := []string{"fetch", "run", "--runner", "local", "--source", "postgres", "--set", "host=127.0.0.1", "--set", "port=1", "--set", "database=d", "--set", "username=u",
