@@ -155,25 +155,27 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	watch.Stdout.Must(t, "RunnerGoodbye {")
 	shown := watch.Stdout.String()
 	id := fetch.Dispatch
+	// A frame is a message of its own, or one of several in one.
+	frame := func(name, field string) string { return `(` + name + ` |"` + field + `":)\{"dispatchId":"` + id + `"` }
 	for what, pattern := range map[string]string{
 		"hello":       `RunnerHello \{"runnerId":"edge"`,
 		"heartbeat":   `RunnerHeartbeat \{"session":"[0-9a-f]{32}"`,
 		"assignment":  `RunnerWorkAssignment \{"dispatchId":"` + id + `".*"request":\{"source":\{"kind":"http"`,
 		"credentials": `RunnerWorkCredentials \{"dispatchId":"` + id + `".*"sealed":\{"suite":"MLKEM768-X25519/HKDF-SHA256/AES-256-GCM"`,
-		"accepted":    `RunnerWorkAccepted \{"dispatchId":"` + id + `"`,
-		"progress":    `RunnerWorkProgress \{"dispatchId":"` + id + `".*"phase":"PHASE_`,
+		"accepted":    frame("RunnerWorkAccepted", "accepted"),
+		"progress":    frame("RunnerWorkProgress", "progress") + `.*"phase":"PHASE_`,
 		"credit":      `RunnerWorkCredit \{"dispatchId":"` + id + `"`,
-		"result":      `RunnerWorkResult \{"dispatchId":"` + id + `".*"response":\{"rows":"2"`,
+		"result":      frame("RunnerWorkResult", "result") + `.*"response":\{"rows":"2"`,
 		"goodbye":     `RunnerGoodbye \{"session":"[0-9a-f]{32}"`,
 		"subject":     `Received on "runbus\.v1\.local\.runner\.edge\.work\.[0-9a-f]{32}"`,
-		"type header": `Runbus-Type: RunnerWorkResult`,
+		"type header": `Runbus-Type: RunnerWork(Result|Frames)`,
 	} {
 		if !regexp.MustCompile(pattern).MatchString(shown) {
 			t.Errorf("no %s (%s) is shown", what, pattern)
 		}
 	}
 	for what, absent := range map[string]string{
-		"a cell": cell, "the secret": secret, "the runner's token": token, "the admin's token": i.api.Token, "a chunk": "RunnerWorkChunk", "a subject of chunks": ".data\"",
+		"a cell": cell, "the secret": secret, "the runner's token": token, "the admin's token": i.api.Token, "a chunk": "RunnerWorkChunk", "a chunk among others": `"chunk":{`, "a subject of chunks": ".data\"",
 		"an undecoded body": "that are no message of this version",
 	} {
 		if strings.Contains(shown, absent) {
