@@ -279,8 +279,8 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	watchParts(metrics, c.audit, c.copies)
 	c.registry, err = registry.New(ctx, registry.Deps{
 		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Roster: c.roster, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
-		Managed: c.managedKey,
-		Copies:  c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
+		Managed: c.managedKey, ManagedWaits: c.managedWaits,
+		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
 	})
 	if err != nil {
 		return err

@@ -127,6 +127,11 @@ func (c *ControlPlane) managedKey(tenant string) (publicKey []byte, ok bool) {
 	return c.managed.Key(tenant)
 }
 
+// managedWaits reports whether a tenant's managed runner is one that its next fetch starts.
+func (c *ControlPlane) managedWaits(tenant string) bool {
+	return c.managed != nil && tenant != LocalTenant && !c.managed.Started(tenant)
+}
+
 // useManaged is dispatch.Deps.Managed.
 func (c *ControlPlane) useManaged() func(ctx context.Context, tenant string) (release func(), err error) {
 	if c.managed != nil {

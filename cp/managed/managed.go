@@ -313,6 +313,9 @@ func (r *Runners) Leaf(tenant, fingerprint string) (notAfter time.Time, ok bool)
 	return time.Now().Add(linkLife), true
 }
 
+// Started reports whether the tenant has a process, or one is about to be started again.
+func (r *Runners) Started(tenant string) bool { return r.child(tenant) != nil }
+
 func (r *Runners) child(tenant string) *child {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -131,6 +131,21 @@ func TestTheManagedRunnerIsAlwaysListed(t *testing.T) {
 	}
 }
 
+// A tenant whose managed runner a fetch starts is not told that somebody should.
+func TestAManagedRunnerThatAFetchStarts(t *testing.T) {
+	s := rt.Start(t, func(d *registry.Deps) { d.ManagedWaits = func(tenant string) bool { return tenant == rt.Other } })
+	for tenant, want := range map[string]string{rt.Tenant: "not connected", rt.Other: "starts with its tenant's first fetch"} {
+		list, err := s.Registry.List(tenant)
+		rt.Must(t, err)
+		if c := list[0]; c.State != "UNKNOWN" || !strings.Contains(c.Description, "liveness was not observed") || c.Health.Detail != want || c.Health.Dispatchable {
+			t.Errorf("%s sees %+v", tenant, c)
+		}
+	}
+	if c := named(t, s.Registry, rt.Other, "console"); c.Offline != "not connected" { // a fetch has it started first
+		t.Errorf("console means %+v", c)
+	}
+}
+
 // Without the dialled runners there is no list: never "only console" (SPEC R1, D7).
 func TestUnreadableRoster(t *testing.T) {
 	s := rt.Start(t, nil)

@@ -14,12 +14,24 @@ import (
 // ManagedName is the display name of the managed runner (SPEC R2).
 const ManagedName = "Runink managed"
 
+// Why a managed runner gets no work that has no process, and gets one when there is work for it.
+const (
+	startsWithFirstFetch = "starts with its tenant's first fetch"
+	startsWithNextFetch  = "starts with its tenant's next fetch" // it had one, which has ended
+)
+
 // managed is `console` as tenant sees it. r.mu must be held.
 func (r *Registry) managed(tenant string, now time.Time) seen {
 	rn := r.entry(schemas.RunnerRef{Tenant: tenant, Runner: schemas.ConsoleRunner})
 	s := rn.seen(now)
 	s.holder = ""
 	s.candidate = rn.managed(now)
+	if s.candidate.Offline != "" && r.d.ManagedWaits != nil && r.d.ManagedWaits(tenant) {
+		s.candidate.Offline = startsWithFirstFetch
+		if !s.rec.LastSeen.IsZero() {
+			s.candidate.Offline = startsWithNextFetch
+		}
+	}
 	return s
 }
 
@@ -38,6 +50,9 @@ func describeManaged(r *Runner) {
 	if !r.Health.Connected || r.Health.Signals.Heartbeat != heartbeatFresh {
 		r.State = StateUnknown
 		r.Description = "liveness was not observed: the registry has no live heartbeat of the managed runner"
+		if r.Health.Detail == startsWithFirstFetch || r.Health.Detail == startsWithNextFetch {
+			r.Description = "liveness was not observed: it " + r.Health.Detail
+		}
 	}
 }
 

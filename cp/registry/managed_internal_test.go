@@ -26,6 +26,19 @@ func TestTheManagedRunnersState(t *testing.T) {
 	}
 }
 
+// One that has no process because a fetch starts it says so, and that nothing was observed all the same (SPEC R7).
+func TestAManagedRunnerThatWaits(t *testing.T) {
+	for detail, want := range map[string]string{
+		startsWithFirstFetch: "liveness was not observed: it starts with its tenant's first fetch", startsWithNextFetch: "liveness was not observed: it starts with its tenant's next fetch",
+		"not connected": "liveness was not observed: the registry has no live heartbeat of the managed runner",
+	} {
+		r := Runner{Health: Health{Detail: detail}}
+		if describeManaged(&r); r.State != StateUnknown || r.Description != want {
+			t.Errorf("%s: %s, %q", detail, r.State, r.Description)
+		}
+	}
+}
+
 // identity is a key as a managed runner's process makes it.
 func identity(t *testing.T) (public []byte, private ed25519.PrivateKey) {
 	t.Helper()

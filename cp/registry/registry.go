@@ -77,6 +77,9 @@ type Deps struct {
 	// Managed is the public key (SubjectPublicKeyInfo) of the process that may say hello as `console` of a tenant now, if there is one.
 	// It answers from memory. Nil: none may.
 	Managed func(tenant string) (publicKey []byte, ok bool)
+	// ManagedWaits reports whether the managed runner of a tenant has no process because a fetch starts it. It answers from memory, and
+	// does not call the Registry. Nil: none does.
+	ManagedWaits func(tenant string) bool
 	// Copies, if set, is given every message published on a control subject, for the view of ops. It must not block.
 	Copies  func(subject string, m proto.Message)
 	Metrics prometheus.Registerer // nil: none

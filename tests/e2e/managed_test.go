@@ -47,6 +47,7 @@ type console struct {
 	}
 	Health struct {
 		Connected, Dispatchable, LimitEnforced bool
+		Detail                                 string
 		Limit                                  int
 		CertNotAfter                           *time.Time
 	}
@@ -166,8 +167,12 @@ func TestTheManagedRunnerOnThisHost(t *testing.T) {
 	}
 	// Another tenant has a process of its own, from its first fetch on, and never the other's.
 	acme := newTenant(t, plane, "acme")
-	if c := consoleOf(t, acme); c.State != "UNKNOWN" || !strings.Contains(c.Description, "liveness was not observed") || c.Claims.Pid != 0 {
+	if c := consoleOf(t, acme); c.State != "UNKNOWN" || !strings.Contains(c.Description, "liveness was not observed") || c.Claims.Pid != 0 ||
+		c.Health.Detail != "starts with its tenant's first fetch" {
 		t.Errorf("before its first fetch acme's is %+v", c)
+	}
+	if status, body := acme.Call(t, http.MethodGet, "/api/runners/console/health", nil); status != http.StatusConflict || !strings.Contains(string(body), "starts with its tenant's first fetch") || strings.Contains(string(body), "start the runner") {
+		t.Errorf("its health before its first fetch: %d %s", status, body)
 	}
 	theirs := newSource(t)
 	theirs.let()
@@ -423,6 +428,14 @@ func TestTheManagedRunnerOfAnotherTenantReachesNothingHere(t *testing.T) {
 	}
 	if end := acme.Fetch(t, map[string]any{"runnerId": "console", "source": map[string]any{"kind": "file", "settings": map[string]string{"path": filepath.Join(plane.DataDir, "operator.token")}}}).End(); end.Code != "egress_denied" {
 		t.Errorf("a file: %+v", end)
+	}
+	// The hints name what the operator of the control plane can set.
+	outside := map[string]any{"runnerId": "console", "source": map[string]any{"kind": "file", "settings": map[string]string{"path": filepath.Join(plane.DataDir, "operator.token"), "format": "csv"}}}
+	if end := acme.Fetch(t, outside).End(); !strings.Contains(end.Hint, "MANAGED_RUNNER_POLICY") || !strings.Contains(end.Hint, "built-in rules") {
+		t.Errorf("a refusal by policy: %+v", end)
+	}
+	if end := plane.Admin.Fetch(t, outside).End(); end.Code != "forbidden" || !strings.Contains(end.Hint, "MANAGED_RUNNER_FILE_ROOTS") || !strings.Contains(end.Hint, "--files") {
+		t.Errorf("a file outside the roots: %+v", end)
 	}
 	if src.requests() != 1 {
 		t.Errorf("the source was asked %d times", src.requests())
