@@ -48,7 +48,7 @@ func (s *server) runnerOperations(api huma.API) {
 	register(api, http.MethodPost, "/api/runners", "createRunner", "Create a runner that is dialled; its ticket is shown once", "runners", s.createRunner, created, limited)
 	register(api, http.MethodGet, "/api/runners/{id}", "getRunner", "One runner, with its certificate, tokens and link", "runners", s.getRunner)
 	register(api, http.MethodPatch, "/api/runners/{id}", "editRunner", "Change name, address, zone or labels of a dialled runner; its certificate stays valid", "runners", s.editRunner, limited)
-	register(api, http.MethodDelete, "/api/runners/{id}", "removeRunner", "Forget a REVOKED dialled runner: its name and place are free again", "runners", s.removeRunner)
+	register(api, http.MethodDelete, "/api/runners/{id}", "removeRunner", "Forget a REVOKED runner: the name and place of a dialled one are free again, the id of an outbound one is off the list", "runners", s.removeRunner)
 	register(api, http.MethodPost, "/api/runners/{id}/token", "issueRunnerToken", "Issue a new ticket for a PENDING runner; the one before is revoked", "runners", s.issueToken, created, limited)
 	register(api, http.MethodPost, "/api/runners/{id}/revoke", "revokeRunner", "Revoke a dialled runner for good; it is told, and never dialled again", "runners", s.revokeRunner)
 	register(api, http.MethodPost, "/api/runners/{id}/connect", "connectRunner", "Dial a runner now rather than when it is next due", "runners", s.connectRunner, accepted)
@@ -82,6 +82,7 @@ type TicketIssued struct {
 	Ticket string          `json:"ticket" doc:"Enrols this runner once. It is shown this once and not stored"`
 	// Command starts the runner on its host.
 	Command   string    `json:"command" doc:"What to run on the runner's host, with the ticket in it"`
+	Warning   string    `json:"warning,omitempty" doc:"What is odd about the runner, such as an address that another one has"`
 	TokenID   string    `json:"tokenId" doc:"For DELETE /api/runner-tokens/{id}"`
 	ExpiresAt time.Time `json:"expiresAt" doc:"End of the ticket"`
 }
@@ -98,7 +99,26 @@ func (s *server) createRunner(ctx context.Context, in *createRunnerInput) (*tick
 	if err != nil {
 		return nil, problemOf(err)
 	}
-	return s.ticket(runner, minted) // the part that dials has heard of it
+	out, err := s.ticket(runner, minted) // the part that dials has heard of it
+	if err == nil {
+		out.Body.Warning = s.sameAddress(runner)
+	}
+	return out, err
+}
+
+// sameAddress warns of another runner of the tenant at r's address; "" if there is none, or that can't be told. Both may be right:
+// one that takes another's place, say.
+func (s *server) sameAddress(r roster.Runner) string {
+	all, err := s.Roster.Runners(r.Tenant)
+	if err != nil {
+		return ""
+	}
+	for _, other := range all {
+		if other.ID != r.ID && other.Address == r.Address && other.State != roster.Revoked {
+			return fmt.Sprintf("runner %q has the address %s too: one process answers for one runner alone", other.Name, r.Address)
+		}
+	}
+	return ""
 }
 
 // nameFree refuses as a name what is the id of an outbound runner: the name would take over its fetches. Whether by may create one,
@@ -172,7 +192,7 @@ func (s *server) runnerProblem(ctx context.Context, idOrName string, err error) 
 	if schemas.CodeOf(err) == schemas.CodeNotFound {
 		if r, ok, lookErr := s.Registry.Runner(principal(ctx).Tenant, idOrName); lookErr == nil && ok && r.Link == registry.LinkOutbound {
 			err = schemas.Errorf(schemas.CodeConflict, "runner %q dials out by itself: only a dialled one is changed here", idOrName).
-				WithHint("what it may do hangs on its service-account key: `runink key revoke` ends it")
+				WithHint("what it may do hangs on its service-account key: `runink key revoke` ends it, and `runink runner remove` then takes it off the list")
 		}
 	}
 	return problemOf(err)
@@ -314,7 +334,14 @@ func (s *server) changed(ctx context.Context, idOrName string, change func(auth.
 }
 
 func (s *server) removeRunner(ctx context.Context, in *runnerID) (*struct{}, error) {
-	if err := s.Roster.Remove(ctx, principal(ctx), in.ID); err != nil {
+	p := principal(ctx)
+	if r, ok, err := s.Registry.Runner(p.Tenant, in.ID); err == nil && ok && r.Link == registry.LinkOutbound {
+		if err := s.Registry.Remove(ctx, p, r.ID); err != nil {
+			return nil, problemOf(err)
+		}
+		return nil, nil
+	}
+	if err := s.Roster.Remove(ctx, p, in.ID); err != nil {
 		return nil, s.runnerProblem(ctx, in.ID, err)
 	}
 	return nil, nil
