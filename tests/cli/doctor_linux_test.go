@@ -1,10 +1,16 @@
 package cli
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"net"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
 // The doctor prints a line per check, what to do below a bad one, and what it could not look at in one line; JSON has each.
@@ -48,6 +54,43 @@ func TestDoctorsReport(t *testing.T) {
 	for _, args := range [][]string{{"x"}, {"--timeout", "0s"}, {"--timeout", "soon"}, {"--loud"}, {"rsk1.acme.SUhunter2"}} {
 		if u := run(t, bin.CoreRunner, env, append([]string{"doctor"}, args...)...); u.status != 2 || u.stdout != "" || strings.Contains(u.stderr, "hunter2") {
 			t.Errorf("%v: status %d, %q, %q", args, u.status, u.stdout, u.stderr)
+		}
+	}
+}
+
+// Of a runner that is dialled the ticket is looked at, as a start does and in its words, and this host; the ticket is not shown.
+func TestDoctorLooksAtATicket(t *testing.T) {
+	bin := binaries(t)
+	file := filepath.Join(t.TempDir(), "ticket")
+	ticket := schemas.Ticket{RunnerID: schemas.NewRunnerID(), Name: "edge", ExpiresAt: time.Now().Add(-time.Minute).UTC().Truncate(time.Second)}
+	_, _ = rand.Read(ticket.Token[:])
+	_, _ = rand.Read(ticket.CASHA256[:])
+	late := ticket.Encode()
+	if err := os.WriteFile(file, []byte(late), 0o644); err != nil { //nolint:gosec // that is what is found
+		t.Fatal(err)
+	}
+	for what, env := range map[string]map[string]string{
+		"none":                {},
+		"no ticket":           {"CORE_RUNNER_TICKET": late[:60]},
+		"expired":             {"CORE_RUNNER_TICKET": late},
+		"both":                {"CORE_RUNNER_TICKET": late, "CORE_RUNNER_TICKET_FILE": file},
+		"others can read it":  {"CORE_RUNNER_TICKET_FILE": file},
+		"the file is missing": {"CORE_RUNNER_TICKET_FILE": file + "s"},
+	} {
+		env["CORE_RUNNER_STATE_DIR"] = filepath.Join(t.TempDir(), "state")
+		r, start := run(t, bin.CoreRunner, env, "doctor"), run(t, bin.CoreRunner, env, "serve")
+		_, hint, _ := strings.Cut(strings.TrimSpace(start.stderr), "\n  → ")
+		_, found, _ := strings.Cut(r.stdout, "fail  ticket        ")
+		said, todo, _ := strings.Cut(found, "\n                    → ")
+		todo, rest, _ := strings.Cut(todo, "\n")
+		if said == "" || !strings.Contains(start.stderr, said) || todo == "" || todo != hint || !strings.Contains(rest, "ok    files") {
+			t.Errorf("%s: serve says\n%s\nand the doctor\n%s", what, start.stderr, r.stdout)
+		}
+		if r.status != 1 || start.status != 2 || strings.TrimSpace(r.stderr) != "1 of 6 checks failed" {
+			t.Errorf("%s: status %d (%q), and of serve %d", what, r.status, r.stderr, start.status)
+		}
+		if all := r.stdout + r.stderr + start.stderr; strings.Contains(all, late[8:24]) {
+			t.Errorf("%s: the ticket is shown", what)
 		}
 	}
 }
