@@ -1,6 +1,8 @@
 package cp
 
 import (
+	"bytes"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -72,6 +74,17 @@ func TestWhereTheManagedRunnerMayBe(t *testing.T) {
 		c := Config{ManagedEndpoint: endpoint}
 		if err := c.prepare(); (err == nil) != good || err != nil && (schemas.CodeOf(err) != schemas.CodeInvalid || !strings.HasPrefix(err.Error(), "MANAGED_RUNNER_ENDPOINT is ")) {
 			t.Errorf("%q: %v", endpoint, err)
+		}
+	}
+}
+
+// A policy that is given and holds for nothing is no secret.
+func TestAPolicyWithoutAManagedRunner(t *testing.T) {
+	for policy, warned := range map[string]bool{"": false, "policy.yaml": true} {
+		var log bytes.Buffer
+		c := &ControlPlane{cfg: Config{ManagedEndpoint: ManagedNone, Managed: ManagedConfig{Policy: policy}, Log: slog.New(slog.NewTextHandler(&log, nil))}}
+		if err := c.openManaged(t.Context(), t.Context()); err != nil || strings.Contains(log.String(), "MANAGED_RUNNER_POLICY") != warned {
+			t.Errorf("%q: %v, %s", policy, err, &log)
 		}
 	}
 }

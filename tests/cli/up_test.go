@@ -43,6 +43,9 @@ func TestWhatNextCanBePasted(t *testing.T) {
 	if r := run(t, bin.Runink, env, "runner", "show", "dialled"); r.status != 0 || !strings.Contains(r.stdout, "PENDING") {
 		t.Errorf("the runner that was created: %+v", r)
 	}
+	if !p.Stdout.Has("--files DIR") || !p.Stdout.Has("fetch run --runner console --source file --set path=DIR/FILE.csv") {
+		t.Errorf("nothing of files of one's own in %s", p.Stdout)
+	}
 	if pasted != 4 {
 		t.Errorf("%d commands in %s", pasted, p.Stdout)
 	}
