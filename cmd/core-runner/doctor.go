@@ -91,7 +91,7 @@ func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runn
 	})
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
 	// What can't be hidden stays in sight while the doctor looks, no longer.
-	_, _ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", identity.EnvTicket), process.HideLogins()
+	_ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", identity.EnvTicket)
 	if err != nil {
 		return runner.DiagnoseError(err)
 	}

@@ -18,7 +18,7 @@ import (
 
 func main() {
 	selfguard.Main()
-	_ = process.HideLogins("RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET") // where that fails, what reads them says so
+	_ = process.HideLogins()
 	os.Exit(run())
 }
 

@@ -52,7 +52,7 @@ func behave(kind string) int {
 		return 2
 	}
 	stop := make(chan os.Signal, 1)
-	if kind == "stubborn" {
+	if kind == "unmoved" {
 		signal.Ignore(syscall.SIGTERM)
 	} else {
 		signal.Notify(stop, syscall.SIGTERM)

@@ -172,7 +172,7 @@ func TestAChildThatIsStuck(t *testing.T) {
 
 // One that does not stop is killed.
 func TestAStubbornChild(t *testing.T) {
-	p := start(t, "stubborn", func(c *Config) { c.StopWithin = 50 * time.Millisecond })
+	p := start(t, "unmoved", func(c *Config) { c.StopWithin = 50 * time.Millisecond })
 	a := p.arrival(t)
 	p.stop()
 	if there(a.PID) {

@@ -4,6 +4,7 @@ import (
 	"net/http"
 	"net/url"
 	"slices"
+	"sync"
 
 	"github.com/org-runink/runbus/internal/selfguard"
 )
@@ -14,12 +15,13 @@ var (
 	telemetryEnv = []string{"OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"}
 )
 
-// HideLogins takes the logins of proxies and of a collector of traces, and these variables, out of what the kernel shows of this process's
-// environment. It and its children still have them. Call it before anything is written: a mistake in the arguments is, too.
-func HideLogins(names ...string) error {
+// HideLogins takes the logins of proxies and of a collector of traces, an enrolment token and a ticket out of what the kernel shows of this
+// process's environment, at the first call; all calls return what came of it. The process and its children still have them. Call it first in
+// main: a mistake in the arguments is written before anything reads them. Who reads them says if it failed.
+var HideLogins = sync.OnceValue(func() error {
 	keepProxy()
-	return selfguard.HideEnv(slices.Concat(names, proxyEnv, telemetryEnv)...)
-}
+	return selfguard.HideEnv(slices.Concat(proxyEnv, telemetryEnv, []string{"RUNNER_ENROLL_TOKEN", "CORE_RUNNER_TICKET"})...)
+})
 
 // ForgetProxyAnd takes variables out of the environment for good, and with them those of proxies, which requests go on to use.
 func ForgetProxyAnd(names ...string) error {
