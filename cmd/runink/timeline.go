@@ -212,13 +212,27 @@ func fetchListCommand() *cli.Command {
 				return fmt.Errorf("read the list: %w", err)
 			}
 		}
-		now := time.Now()
-		return show(c, rows, []string{"DISPATCH", "STARTED", "RUNNER", "SOURCE", "BY", "OUTCOME", "TOOK", "ROWS", "STOPPED AT"}, func(t timeline) []any {
+		now, names := time.Now(), runnerNames(c, api)
+		return show(c, rows, []string{"DISPATCH", "STARTED", "RUNNER ID", "RUNNER NAME", "SOURCE", "BY", "OUTCOME", "TOOK", "ROWS", "STOPPED AT"}, func(t timeline) []any {
 			return []any{
-				t.DispatchID, stamp(t.StartedAt), t.RunnerID, t.Source, t.Person, t.outcome(), span(t.took(now)), t.Rows, t.stoppedAt(),
+				t.DispatchID, stamp(t.StartedAt), t.RunnerID, names[t.RunnerID], t.Source, t.Person, t.outcome(), span(t.took(now)), t.Rows, t.stoppedAt(),
 			}
 		})
 	})
+}
+
+// runnerNames are the names of the tenant's runners by id, as they are now. It is empty where they can't be read: what was fetched is seen
+// without the registry too.
+func runnerNames(c *cli.Context, api *client) map[string]string {
+	var runners []runnerRow
+	if err := api.call(c.Context, http.MethodGet, "/api/runners", nil, &runners); err != nil {
+		return nil
+	}
+	names := make(map[string]string, len(runners))
+	for _, r := range runners {
+		names[r.ID] = r.Display
+	}
+	return names
 }
 
 // listByName lists the fetches of the runner that the query names where there were none of that id: of an outbound one the list knows the

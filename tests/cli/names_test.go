@@ -1,0 +1,55 @@
+package cli
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+// What an operator reads in a list is enough to go on with: the names beside the ids.
+func TestListsTellNames(t *testing.T) {
+	u := startUp(t, t.TempDir(), filepath.Join(t.TempDir(), "data"), "--no-runner")
+	must := func(args ...string) string {
+		t.Helper()
+		r := u.runink(t, args...)
+		if r.status != 0 || r.stderr != "" {
+			t.Fatalf("%v: %+v", args, r)
+		}
+		return r.stdout
+	}
+	var made struct{ Runner struct{ ID string } }
+	if err := json.Unmarshal([]byte(must("runner", "create", "--json", "--address", "127.0.0.1:1", "warehouse")), &made); err != nil {
+		t.Fatal(err)
+	}
+	for _, runner := range []string{"warehouse", "nobody"} {
+		if r := u.runink(t, "fetch", "run", "--json", "--runner", runner, "--source", "file", "--set", "path=/x.csv"); r.status != 3 {
+			t.Fatalf("a fetch on %s: %+v", runner, r)
+		}
+	}
+	list := must("fetch", "list")
+	if line := lineWith(t, list, "warehouse"); !strings.Contains(line, made.Runner.ID) || !strings.Contains(line, " file ") || !strings.Contains(line, " owner ") {
+		t.Errorf("the line of the fetch is %q in\n%s", line, list)
+	}
+	if line := lineWith(t, list, "nobody"); !strings.Contains(line, "refused") {
+		t.Errorf("the line of a runner that is not there is %q in\n%s", line, list)
+	}
+}
+
+// lineWith is the one line of text that has word in it.
+func lineWith(t *testing.T, text, word string) string {
+	t.Helper()
+	found := ""
+	for line := range strings.Lines(text) {
+		if strings.Contains(line, word) {
+			if found != "" {
+				t.Fatalf("%q is in several lines of\n%s", word, text)
+			}
+			found = line
+		}
+	}
+	if found == "" {
+		t.Fatalf("%q is in no line of\n%s", word, text)
+	}
+	return found
+}
