@@ -137,10 +137,15 @@ func (b bench) runner(t testing.TB, token, id string) *runner {
 	return r
 }
 
-// enrol says hello and reports once.
+// enrol says hello, as a runner does again while the control plane can't decide, and reports once. Nothing answers that report: who
+// presumes that it has come awaits the runner.
 func (r *runner) enrol(t testing.TB) {
 	t.Helper()
 	answer := r.hello(t, r.signedHello(t, r.ref.Runner))
+	for give := time.Now().Add(stack.Patience); answer.GetError().GetCode() == string(schemas.CodeUnavailable) && time.Now().Before(give); {
+		<-time.After(100 * time.Millisecond)
+		answer = r.hello(t, r.signedHello(t, r.ref.Runner))
+	}
 	if answer.GetError() != nil {
 		t.Fatalf("hello of %s: %v", r.ref, answer.GetError())
 	}

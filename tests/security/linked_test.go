@@ -94,6 +94,7 @@ func dialled(t *testing.T, plane *stack.Plane, name string) *runner {
 		t.Fatalf("connect over the link: %v", err)
 	}
 	r.enrol(t)
+	awaitLease(t, benchOf(plane).privileged(t, "sec"), ref.Runner)
 	return r
 }
 

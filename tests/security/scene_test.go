@@ -24,7 +24,9 @@ import (
 type scene struct {
 	bench
 	plane      *stack.Plane
+	link       stack.Link // of a1
 	a1, a2, b1 *runner
+	beaten     time.Time // their last heartbeats
 	publishers map[from]*client
 	watchers   []*watcher
 	round      int
@@ -45,11 +47,15 @@ type watcher struct {
 func newScene(t *testing.T, link stack.Link) *scene {
 	t.Helper()
 	plane := stack.StartPlane(t, true, nil)
-	s := &scene{bench: benchOf(plane), plane: plane}
+	s := &scene{bench: benchOf(plane), plane: plane, link: link}
 	tenantB := newTenant(t, plane, "tenant-b")
 	_, key2 := plane.Admin.MintKey(t, "a2")
 	_, keyB := tenantB.MintKey(t, "b1")
 	s.a1, s.a2, s.b1 = linked(t, plane, link, "a1"), s.runner(t, key2, "a2"), s.runner(t, keyB, "b1")
+	plane.Admin.AwaitRunner(t, s.a1.ref.Runner, true) // their first heartbeats have come
+	plane.Admin.AwaitRunner(t, "a2", true)
+	tenantB.AwaitRunner(t, "b1", true)
+	s.beaten = time.Now()
 	serve, dispatch, micro := s.privileged(t, "serve"), s.privileged(t, "dispatch"), s.privileged(t, "micro")
 	sec, sys, ops := s.privileged(t, "sec"), s.privileged(t, "sys"), s.privileged(t, "ops")
 	s.publishers = map[from]*client{byServe: serve, byOther: s.a2.client, byB: s.b1.client, bySec: sec, bySys: sys, byOps: ops}
@@ -151,6 +157,16 @@ func (s *scene) nothing(t *testing.T, got map[string][]*nats.Msg, token string, 
 	}
 }
 
+// read is readStreams, when the record of a link that was made by dialling is there: it ends by itself, and comes back, when the machine
+// stood still for longer than it lasts.
+func (s *scene) read(t *testing.T) contents {
+	t.Helper()
+	if s.link == stack.OverDials {
+		awaitLease(t, s.publishers[bySec], s.a1.ref.Runner)
+	}
+	return readStreams(t, s.publishers[bySec])
+}
+
 // isHealthPoll tells what the control plane asks a dialled runner every 15 s, whatever an intruder does.
 func isHealthPoll(m *nats.Msg) bool {
 	order := new(runbusv1.RunnerControl)
@@ -158,23 +174,29 @@ func isHealthPoll(m *nats.Msg) bool {
 	return err == nil && subject.Kind == schemas.KindControl && bus.Decode(m, order) == nil && order.GetHealth() != nil
 }
 
-// metric is one figure of /metrics; 0 when it isn't there yet.
+// heartbeats counts those that the control plane is done with, whatever became of them.
+const heartbeats = "runbus_registry_heartbeats_total"
+
+// metric is one figure of /metrics, or the sum of all with a name that has no labels; 0 when it isn't there yet.
 func metric(t testing.TB, api *stack.API, name string) float64 {
 	t.Helper()
 	status, body := api.Call(t, http.MethodGet, "/metrics", nil)
 	if status != http.StatusOK {
 		t.Fatalf("/metrics: %d", status)
 	}
+	sum := 0.0
 	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
-		if value, ok := strings.CutPrefix(lines.Text(), name+" "); ok {
-			v, err := strconv.ParseFloat(value, 64)
-			if err != nil {
-				t.Fatal(err)
-			}
-			return v
+		line := lines.Text()
+		if !strings.HasPrefix(line, name+" ") && !strings.HasPrefix(line, name+"{") {
+			continue
 		}
+		v, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sum += v
 	}
-	return 0
+	return sum
 }
 
 // awaitMetric asks until the figure is want. A figure is a state, not an event, so it is asked for again after each answer.

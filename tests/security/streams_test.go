@@ -17,12 +17,15 @@ import (
 // stored is one message of a stream.
 type stored struct{ subject, header, body string }
 
-// contents is everything that JetStream holds in one account: per stream its configuration and its messages by sequence.
-type contents map[string]struct {
+// kept is one stream: its configuration, and its messages by sequence.
+type kept struct {
 	config   string
 	lastSeq  uint64
 	messages map[uint64]stored
 }
+
+// contents is everything that JetStream holds in one account, by the name of the stream.
+type contents map[string]kept
 
 // readStreams reads all of it over a connection in that account.
 func readStreams(t testing.TB, c *client) contents {
@@ -36,37 +39,88 @@ func readStreams(t testing.TB, c *client) contents {
 	out := contents{}
 	names := js.StreamNames(ctx)
 	for name := range names.Name() {
-		st, err := js.Stream(ctx, name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		info := st.CachedInfo()
-		config, err := json.Marshal(info.Config)
-		if err != nil {
-			t.Fatal(err)
-		}
-		entry := out[name]
-		entry.config, entry.lastSeq, entry.messages = string(config), info.State.LastSeq, map[uint64]stored{}
-		for seq := max(1, info.State.FirstSeq); seq <= info.State.LastSeq; seq++ {
-			m, err := st.GetMsg(ctx, seq)
-			if errors.Is(err, natsjs.ErrMsgNotFound) {
-				continue // a later value of the key took its place
-			}
-			if err != nil {
-				t.Fatalf("%s %d: %v", name, seq, err)
-			}
-			header, err := json.Marshal(m.Header)
-			if err != nil {
-				t.Fatal(err)
-			}
-			entry.messages[seq] = stored{m.Subject, string(header), string(m.Data)}
-		}
-		out[name] = entry
+		out[name] = readStream(ctx, t, js, name)
 	}
 	if err := names.Err(); err != nil && !errors.Is(err, natsjs.ErrEndOfData) {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// readStream reads what the stream held at one moment: a stream that was written while it was read is read again, since a value that
+// takes another's place meanwhile would be missing.
+func readStream(ctx context.Context, t testing.TB, js natsjs.JetStream, name string) kept {
+	t.Helper()
+	st, err := js.Stream(ctx, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for info := st.CachedInfo(); ; {
+		config, err := json.Marshal(info.Config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := kept{string(config), info.State.LastSeq, readMessages(ctx, t, st, info.State)}
+		now, err := st.Info(ctx)
+		if err != nil {
+			t.Fatalf("%s, which is written all the time: %v", name, err)
+		}
+		if was := info.State; now.State.LastSeq == was.LastSeq && now.State.FirstSeq == was.FirstSeq && now.State.Msgs == was.Msgs {
+			return out
+		}
+		info = now
+	}
+}
+
+// readMessages reads those that are there of the ones that state counts.
+func readMessages(ctx context.Context, t testing.TB, st natsjs.Stream, state natsjs.StreamState) map[uint64]stored {
+	t.Helper()
+	out := map[uint64]stored{}
+	for seq := max(1, state.FirstSeq); seq <= state.LastSeq; seq++ {
+		m, err := st.GetMsg(ctx, seq)
+		if errors.Is(err, natsjs.ErrMsgNotFound) {
+			continue // a later value of the key took its place
+		}
+		if err != nil {
+			t.Fatalf("%s %d: %v", st.CachedInfo().Config.Name, seq, err)
+		}
+		header, err := json.Marshal(m.Header)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out[seq] = stored{m.Subject, string(header), string(m.Data)}
+	}
+	return out
+}
+
+// awaitLease returns when it is recorded that the runner has its link: that is written beside the link, not before it.
+func awaitLease(t testing.TB, c *client, runner string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), stack.Patience)
+	defer cancel()
+	js, err := natsjs.New(c.Conn)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leases, err := js.KeyValue(ctx, "runbus_leases")
+	if err != nil {
+		t.Fatal(err)
+	}
+	watch, err := leases.Watch(ctx, runner)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = watch.Stop() }() // the connection may have gone
+	for {
+		select {
+		case e := <-watch.Updates():
+			if e != nil && e.Operation() == natsjs.KeyValuePut && len(e.Value()) > 0 {
+				return
+			}
+		case <-ctx.Done():
+			t.Fatalf("the link of %s is not recorded", runner)
+		}
+	}
 }
 
 // beats are the buckets that a runner's legitimate hellos and heartbeats change, and its link by being there; nothing else may.

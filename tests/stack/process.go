@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -255,11 +256,21 @@ var errEnded = errors.New("the output ended")
 
 // Await waits for the first line from index from on that has text in it, and returns it and the index behind it.
 func (l *Lines) Await(text string, from int) (line string, next int, err error) {
+	return l.await(func(line string) bool { return strings.Contains(line, text) }, from)
+}
+
+// Match waits for a line that pattern is found in.
+func (l *Lines) Match(pattern *regexp.Regexp) error {
+	_, _, err := l.await(pattern.MatchString, 0)
+	return err
+}
+
+func (l *Lines) await(is func(line string) bool, from int) (line string, next int, err error) {
 	timeout := time.After(Patience)
 	for {
 		l.mu.Lock()
 		for i := from; i < len(l.lines); i++ {
-			if strings.Contains(l.lines[i], text) {
+			if is(l.lines[i]) {
 				defer l.mu.Unlock()
 				return l.lines[i], i + 1, nil
 			}
