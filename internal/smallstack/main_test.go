@@ -34,16 +34,18 @@ func TestServerBuildsWithSmallStacks(t *testing.T) {
 }
 
 func TestAnotherServerIsNotChanged(t *testing.T) {
-	for name, text := range map[string]string{"gone": "package server\n", "twice": before + before} {
-		if changed, err := change([]byte(text)); err == nil {
-			t.Errorf("%s: %q", name, changed)
+	for _, c := range changes {
+		for name, text := range map[string]string{"gone": "package server\n", "twice": c.before + c.before} {
+			if changed, err := c.make([]byte(text)); err == nil {
+				t.Errorf("%s: %q", name, changed)
+			}
+		}
+		changed, err := c.make([]byte("a\n" + c.before + "b\n"))
+		if err != nil || string(changed) != "a\n"+c.after+"b\n" {
+			t.Errorf("%q, %v", changed, err)
 		}
 	}
-	changed, err := change([]byte("a\n" + before + "b\n"))
-	if err != nil || string(changed) != "a\n"+after+"b\n" {
-		t.Errorf("%q, %v", changed, err)
-	}
 	if err := copyChanged(t.TempDir(), t.TempDir()); err == nil {
-		t.Error("a folder without the file is copied")
+		t.Error("a folder without the files is copied")
 	}
 }
