@@ -31,6 +31,7 @@ func main() {
 	mib := flag.Int64("mib", 1024, "size of the result, MiB")
 	flag.IntVar(&s.pairs, "pairs", 7, "how often each is measured")
 	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of the product's processes")
+	flag.StringVar(&s.profiled, "profiled", "product", "path that is profiled: product, inside")
 	flag.Parse()
 	s.bytes = *mib << 20
 	exit(bench(s))

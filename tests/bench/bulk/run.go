@@ -17,6 +17,8 @@ type settings struct {
 	bytes   int64
 	pairs   int
 	profile string
+	// profiled is the path that runs under it.
+	profiled string
 }
 
 // scene is all processes of one run.
@@ -163,56 +165,48 @@ func bench(set settings) (err error) {
 		return err
 	}
 	whole := peaks{}
-	rates, cpus, control := map[string][]float64{}, [3]float64{}, 0.0
+	rates, costs := map[string][]float64{}, map[string][4]float64{}
 	for i := range set.pairs {
 		for j := range paths {
 			path := paths[(i+j)%len(paths)] // who goes first changes
+			before, err := s.cpu()
+			if err != nil {
+				return err
+			}
 			var t took
 			if path == "product" {
-				before, err := s.cpu()
-				if err != nil {
-					return err
-				}
 				var p peaks
-				if p, t, err = s.peakOf(set.bytes); err != nil {
-					return err
-				}
+				p, t, err = s.peakOf(set.bytes)
 				whole = peaks{max(whole.plane, p.plane), max(whole.runner, p.runner), max(whole.caller, p.caller)}
-				after, err := s.cpu()
-				if err != nil {
-					return err
-				}
-				for k := range cpus {
-					cpus[k] += (after[k] - before[k]) / float64(set.pairs)
-				}
 			} else {
-				before, err := s.cpuOf(s.peers, s.caller)
-				if err != nil {
-					return err
-				}
-				if t, err = s.read(path, set.bytes, false); err != nil {
-					return err
-				}
-				after, err := s.cpuOf(s.peers, s.caller)
-				if err != nil {
-					return err
-				}
-				if path == "flight" {
-					control += (after[0] + after[1] - before[0] - before[1]) / float64(set.pairs)
-				}
+				t, err = s.read(path, set.bytes, false)
 			}
+			if err != nil {
+				return err
+			}
+			after, err := s.cpu()
+			if err != nil {
+				return err
+			}
+			cost := costs[path]
+			for k := range cost {
+				cost[k] += (after[k] - before[k]) / float64(set.pairs)
+			}
+			costs[path] = cost
 			rates[path] = append(rates[path], float64(t.Bytes)/1e6/t.Elapsed.Seconds())
 		}
-		n := len(rates["product"]) - 1
-		fmt.Printf("pair %d: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n", i+1, rates["inside"][n], rates["product"][n], rates["flight"][n], rates["bare"][n])
+		fmt.Printf("pair %d: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n", i+1, rates["inside"][i], rates["product"][i], rates["flight"][i], rates["bare"][i])
 	}
 	if set.profile != "" {
 		if err := s.profile(set); err != nil {
 			return err
 		}
 	}
-	fmt.Printf("medians: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s; processor time by HTTP %.2f s (control plane %.2f, runner %.2f, caller %.2f), of Flight's %.2f s\n",
-		proc.Median(rates["inside"]), proc.Median(rates["product"]), proc.Median(rates["flight"]), proc.Median(rates["bare"]), cpus[0]+cpus[1]+cpus[2], cpus[0], cpus[1], cpus[2], control)
+	fmt.Printf("medians: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n",
+		proc.Median(rates["inside"]), proc.Median(rates["product"]), proc.Median(rates["flight"]), proc.Median(rates["bare"]))
+	in, by, flight := costs["inside"], costs["product"], costs["flight"]
+	fmt.Printf("processor time of one: inside %.2f s (control plane with its caller %.2f, runner %.2f), by HTTP %.2f s (control plane %.2f, runner %.2f, caller %.2f), Flight %.2f s (source %.2f, caller %.2f)\n",
+		in[0]+in[1], in[0], in[1], by[0]+by[1]+by[2], by[0], by[1], by[2], flight[2]+flight[3], flight[3], flight[2])
 	fmt.Printf("over Flight (bar 0.65): inside %.2f, by HTTP %.2f; over bare TLS: inside %.2f, by HTTP %.2f: medians of the pairs\n",
 		ratio(rates["inside"], rates["flight"]), ratio(rates["product"], rates["flight"]), ratio(rates["inside"], rates["bare"]), ratio(rates["product"], rates["bare"]))
 	fmt.Printf("peak resident memory for %d MiB and for %d MiB: control plane %d and %d MiB, runner %d and %d, caller %d and %d\n", set.bytes/smallPart>>20, set.bytes>>20,
@@ -220,16 +214,9 @@ func bench(set settings) (err error) {
 	return nil
 }
 
-// cpu is the processor time of control plane, runner and caller, in seconds.
-func (s *scene) cpu() (all [3]float64, err error) {
-	each, err := s.cpuOf(s.plane.Child, s.runner, s.caller)
-	copy(all[:], each)
-	return all, err
-}
-
-func (s *scene) cpuOf(children ...*proc.Child) ([]float64, error) {
-	all := make([]float64, len(children))
-	for i, c := range children {
+// cpu is the processor time so far of control plane, runner, caller and the controls' sources, in seconds.
+func (s *scene) cpu() (all [4]float64, err error) {
+	for i, c := range []*proc.Child{s.plane.Child, s.runner, s.caller, s.peers} {
 		d, err := c.CPU()
 		if err != nil {
 			return all, err
@@ -248,7 +235,7 @@ func ratio(a, b []float64) float64 {
 	return proc.Median(all)
 }
 
-// profile runs the product once more under CPU profiles.
+// profile runs one path once more under CPU profiles.
 func (s *scene) profile(set settings) error {
 	all := map[string]*proc.Child{"plane": s.plane.Child, "runner": s.runner, "caller": s.caller}
 	for name, c := range all {
@@ -256,7 +243,7 @@ func (s *scene) profile(set settings) error {
 			return err
 		}
 	}
-	_, err := s.read("product", set.bytes, false)
+	_, err := s.read(set.profiled, set.bytes, false)
 	for _, c := range all {
 		err = errors.Join(err, c.Profiled())
 	}
