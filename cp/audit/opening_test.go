@@ -32,7 +32,7 @@ func TestBegin(t *testing.T) {
 	}
 	l.End(&recorded, event("end", "recorded"))
 	l.Begin(&long, event("begin", "long"))
-	give := time.After(10 * time.Second)
+	give := time.After(3 * time.Minute)
 	for written := false; !written; {
 		events, err := l.List(t.Context(), "acme", 100)
 		if err != nil {

@@ -149,7 +149,7 @@ func TestKilledUpTakesItsChildrenAlong(t *testing.T) {
 
 func TestUpThatCannotStart(t *testing.T) {
 	home, dir := t.TempDir(), filepath.Join(t.TempDir(), "data")
-	u := startUp(t, home, dir, "--no-runner")
+	u := startUp(t, home, dir, "--no-runner", "--http", stack.FreeAddress(t, "127.0.0.1:0")) // which nobody else is given afterwards
 	if u.RunnerPID != 0 {
 		t.Error("there is a runner")
 	}
