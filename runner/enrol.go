@@ -65,9 +65,15 @@ func (a *Agent) keepEnrolled(ctx context.Context) error {
 
 // enrol says hello and begins the session that it brings.
 func (a *Agent) enrol(ctx context.Context) error {
+	l := a.link.Load()
 	accepted, err := a.hello(ctx)
 	if err != nil {
 		return err
+	}
+	if l != nil {
+		if denied := l.greet(); denied > 0 {
+			a.log.Warn("the server refused what this runner subscribed or sent before its hello was accepted", "refusals", denied)
+		}
 	}
 	return a.begin(ctx, accepted)
 }
@@ -108,7 +114,8 @@ func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error)
 		switch {
 		case errors.As(err, &said) && said.Code == schemas.CodeReplaced:
 			return nil, a.replaced(said)
-		case answer.GetFatal():
+		case answer.GetFatal(): // told here, before the end of the process is
+			a.log.Error("the control plane refuses this runner for good", "reason", err, "hint", answer.GetError().GetHint())
 			return nil, &ExitError{Code: ExitRefused, Err: err}
 		}
 		return nil, err

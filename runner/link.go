@@ -5,6 +5,7 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -96,7 +97,7 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 			if sub != nil {
 				subject = sub.Subject
 			}
-			a.log.Warn("bus error", "error", err, "subject", subject)
+			a.log.Log(context.Background(), a.link.Load().grave(err), "bus error", "error", err, "subject", subject)
 		}),
 	)
 	if err != nil {
@@ -114,6 +115,30 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 type link struct {
 	context.Context //nolint:containedctx // it is what the link is for: whoever waits for an answer over it stops with it
 	end             context.CancelFunc
+	greeted         atomic.Bool  // a hello was accepted on it
+	denied          atomic.Int64 // subscriptions and messages that the server refused before
+}
+
+// grave is the level of an error that nats.go tells of beside its calls. A client whose credential has ended may do nothing on its next link
+// but ask why: that its old subscriptions are refused there says less than the answer, and comes before it. The end of a permission
+// is told by the end of the link.
+func (l *link) grave(err error) slog.Level {
+	switch {
+	case errors.Is(err, nats.ErrAuthExpired):
+		return slog.LevelDebug
+	case errors.Is(err, nats.ErrPermissionViolation) && (l == nil || l.Err() != nil || !l.greeted.Load()):
+		if l != nil {
+			l.denied.Add(1)
+		}
+		return slog.LevelDebug
+	}
+	return slog.LevelWarn
+}
+
+// greet notes that a hello was accepted on the link, and returns how much was refused on it before: more than none is a fault.
+func (l *link) greet() (denied int64) {
+	l.greeted.Store(true)
+	return l.denied.Load()
 }
 
 // newLink runs on the connection's callbacks, which come in order.

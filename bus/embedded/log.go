@@ -13,6 +13,7 @@ import (
 //
 //   - What the server says of itself while it starts and stops is Debug, later Info.
 //   - What a client did wrong (violations, failed handshakes) and slow consumers are Warn: the server itself is well.
+//   - That a runner in JAIL can't have back the subscriptions it had is Debug: the callout has told why it is there.
 //   - Its own errors are Error.
 //   - Debug and trace are off: a trace would show the protocol, CONNECT lines with credentials included.
 //
@@ -48,7 +49,11 @@ func (b *bridge) Warnf(format string, v ...any) { b.log.Warn(redact(fmt.Sprintf(
 // Errorf implements server.Logger.
 func (b *bridge) Errorf(format string, v ...any) {
 	text := redact(fmt.Sprintf(format, v...))
-	if ofClient.MatchString(text) {
+	switch {
+	case isJailedAgain(text):
+		b.log.Debug(text)
+		return
+	case ofClient.MatchString(text):
 		b.log.Warn(text)
 		return
 	}
@@ -74,5 +79,14 @@ var (
 	// credential is every form of one: tokens of this platform, nkey seeds, JWTs.
 	credential = regexp.MustCompile(`(?:rsk1|rst1|crt1)\.[\w.-]+|\bS[A-Z][A-Z2-7]{56,}|\beyJ[\w.-]+`)
 )
+
+// jailed is the line about a subscription that a client in JAIL may not have: the runner id it gave, and the one of the subject.
+var jailed = regexp.MustCompile(`^\S+ - w?c?id:\d+ - .* - "JAIL/user:refused:([\w.-]+)" - Subscription Violation - Subject "runbus\.v1\.[\w-]+\.runner\.([\w=-]+)\.(?:work|control|credit)\.[\w*]+", SID \d+$`)
+
+// isJailedAgain reports whether a runner in JAIL asked for what it had under its own id while it was let in; its client does at each new link.
+func isJailedAgain(text string) bool {
+	m := jailed.FindStringSubmatch(text)
+	return m != nil && strings.ReplaceAll(m[1], ".", "=2E") == m[2]
+}
 
 func redact(text string) string { return credential.ReplaceAllString(text, "[redacted]") }
