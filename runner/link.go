@@ -81,8 +81,9 @@ func (a *Agent) connect(ctx context.Context, d nats.CustomDialer, stopDialling f
 			if nc.IsClosed() {
 				return // ClosedHandler tells
 			}
-			if err == nil {
-				err = errors.New("closed") // to reconnect
+			if err == nil { // by this process, to reconnect
+				a.log.Info("the link to the control plane is given up for a new one")
+				return
 			}
 			a.log.Warn("the link to the control plane is down", "error", err)
 		}),

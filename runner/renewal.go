@@ -2,6 +2,8 @@ package runner
 
 import (
 	"context"
+	"log/slog"
+	"time"
 
 	"github.com/org-runink/runbus/runner/identity"
 	"github.com/org-runink/runbus/schemas"
@@ -41,12 +43,26 @@ func (a *Agent) keepRenewing(ctx context.Context) error {
 		select {
 		case m := <-a.dialled.renewals.orders:
 			reply := a.dialled.renewals.obey(m)
-			a.log.Info("renewal", "installed", reply.GetInstalled(), "certificate", reply.GetLeafFingerprint(), "error", reply.GetError().GetMessage())
+			a.tellRenewal(reply)
 			a.reply(m, reply)
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
+}
+
+// tellRenewal says how far a renewal has come, and until when the certificate holds that is in place.
+func (a *Agent) tellRenewal(reply *runbusv1.RunnerControlReply) {
+	text, level := "a renewal of the certificate has begun: the one in place holds meanwhile", slog.LevelInfo
+	args := []any{"certificate", a.dialled.store.Fingerprint(), "until", a.dialled.store.Leaf().Leaf.NotAfter.UTC().Format(time.RFC3339)}
+	switch failed := reply.GetError(); {
+	case failed != nil:
+		text, level = "a renewal of the certificate failed: the one in place holds, and the control plane tries again", slog.LevelWarn
+		args = append(args, "error", failed.GetMessage(), "hint", failed.GetHint())
+	case reply.GetInstalled():
+		text = "the renewed certificate is in place: the next link, which is made now, uses it"
+	}
+	a.log.Log(context.Background(), level, text, args...)
 }
 
 func (r *renewals) obey(m *runbusv1.RunnerControl) *runbusv1.RunnerControlReply {

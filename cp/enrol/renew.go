@@ -159,7 +159,7 @@ func (n *Renewer) Renew(ctx context.Context, r roster.Runner) error {
 		return errors.New("the runner did not install the next certificate")
 	}
 	e.c.Step("installed")
-	n.c.Log.Info("a runner's next certificate is installed", "runner", r.ID, "tenant", r.Tenant, "certificate", leaf.Fingerprint, "until", leaf.NotAfter)
+	n.c.Log.Info("a runner has its renewed certificate: the next link, which is made now, uses it", "runner", r.ID, "tenant", r.Tenant, "certificate", leaf.Fingerprint, "until", leaf.NotAfter)
 	n.c.Redial(r.ID)
 	return nil
 }

@@ -373,7 +373,7 @@ func (t *tender) offer(ctx context.Context, conn *tls.Conn, r roster.Runner, fin
 			t.log.Warn("the renewed certificate was not promoted; trying again", "error", err)
 			return nil // it is valid as the next one, and the renewal that is still due has it promoted
 		}
-		t.log.Info("the renewed certificate is in use: the one before is refused from now on", "fingerprint", fingerprint)
+		t.log.Info("the renewed certificate is in use: the one before is refused from now on", "fingerprint", fingerprint, "until", r.Next.NotAfter)
 	}
 	return nil
 }
@@ -417,10 +417,12 @@ func (t *tender) adopt(ctx context.Context, conn, server net.Conn, l *spliced, r
 			beside.Go(func() { t.giveUp(ctx, old) })
 		}
 		err := link.Splice(ctx, conn, server)
-		if errors.Is(err, context.Canceled) {
-			err = nil // ended here
+		switch {
+		case err == nil, errors.Is(err, context.Canceled): // in good order: closed by the runner, or here
+			t.log.Info("the link was closed", "peer", peer)
+		default:
+			t.log.Info("the link has ended", "peer", peer, "error", err)
 		}
-		t.log.Info("the link has ended", "peer", peer, "error", err)
 		l.end()
 		beside.Wait()
 	}()

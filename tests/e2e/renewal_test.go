@@ -71,7 +71,13 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	t.Logf("%d fetches, %d renewals", fetches, len(seen)-1)
 
 	// What was replaced, from a backup of the folder. It has not expired.
-	plane.Stderr.Must(t, "fingerprint="+hexOf(fingerprintOf(t, seen[len(seen)-1]))) // promoted
+	promoted := plane.Stderr.Must(t, "fingerprint="+hexOf(fingerprintOf(t, seen[len(seen)-1])))
+	placed := runner.Stderr.Must(t, "the renewed certificate is in place")
+	for _, line := range []string{promoted, placed, runner.Stderr.Must(t, "a renewal of the certificate has begun")} {
+		if !strings.Contains(line, "level=INFO") || !strings.Contains(line, "until=") || strings.Contains(line, "error") {
+			t.Errorf("a renewal that goes well is told by %s", line)
+		}
+	}
 	address := plane.Admin.Runners(t)[runner.ID].Address
 	runner.Signal(t, syscall.SIGKILL)
 	<-runner.Exited()
