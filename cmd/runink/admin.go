@@ -227,8 +227,8 @@ func auditCommand() *cli.Command {
 			if err := get(c, chosen, path, &rows); err != nil {
 				return err
 			}
-			return show(c, rows, []string{"AT", "WHO", "WHAT", "OF", "OUTCOME"}, func(e event) []any {
-				return []any{stamp(e.At), e.Actor, e.Action, e.Subject, e.Outcome}
+			return show(c, rows, []string{"AT", "WHO", "WHAT", "OF", "OUTCOME", "REASON"}, func(e event) []any {
+				return []any{stamp(e.At), e.Actor, e.Action, e.Subject, e.Outcome, e.Details["reason"]}
 			})
 		}),
 	)
