@@ -21,7 +21,7 @@ func journalCommand() *cli.Command {
 		&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 	}
 	return &cli.Command{
-		Name: "journal", Usage: "read and check this host's journal of fetches", OnUsageError: usage, HideHelpCommand: true, Action: unknown,
+		Name: "journal", Usage: "read and check this host's journal of fetches", OnUsageError: usage, HideHelpCommand: true, Action: incomplete,
 		Subcommands: []*cli.Command{
 			{
 				Name: "verify", Usage: "tell whether the journal is whole and unchanged", OnUsageError: usage,

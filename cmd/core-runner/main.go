@@ -39,7 +39,7 @@ func main() {
 // report prints err, unless it was said already, and returns the exit status.
 func report(w io.Writer, err error, asJSON bool) int {
 	switch {
-	case err == nil || errors.Is(err, errDenied):
+	case err == nil || errors.Is(err, errDenied) || errors.Is(err, errUsageShown):
 	case asJSON:
 		_, _ = w.Write(process.ErrorJSON(err))
 	default:
@@ -141,6 +141,21 @@ func unknown(c *cli.Context) error {
 		return usageError(fmt.Sprintf("no such command: %q (see core-runner --help)", c.Args().First()))
 	}
 	return cli.ShowAppHelp(c)
+}
+
+// errUsageShown is the exit status of a usage that was printed.
+var errUsageShown = usageError("a command is missing")
+
+// incomplete is for a command that only holds others: without one of them it prints its usage, and that is an error.
+func incomplete(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError(fmt.Sprintf("no such command: %q (see %s --help)", c.Args().First(), c.Command.HelpName))
+	}
+	c.App.Writer = c.App.ErrWriter
+	if err := cli.ShowSubcommandHelp(c); err != nil {
+		return err
+	}
+	return errUsageShown
 }
 
 func usage(_ *cli.Context, err error, _ bool) error { return usageError(err.Error()) }

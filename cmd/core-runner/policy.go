@@ -25,7 +25,7 @@ import (
 func policyCommand() *cli.Command {
 	asJSON := &cli.BoolFlag{Name: "json", Usage: "print one JSON object"}
 	return &cli.Command{
-		Name: "policy", Usage: "check and try out a local policy file", OnUsageError: usage, HideHelpCommand: true, Action: unknown,
+		Name: "policy", Usage: "check and try out a local policy file", OnUsageError: usage, HideHelpCommand: true, Action: incomplete,
 		Subcommands: []*cli.Command{
 			{
 				Name: "check", Usage: "validate a policy file and print its rules in normal form", ArgsUsage: "FILE", OnUsageError: usage,
