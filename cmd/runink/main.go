@@ -36,7 +36,7 @@ func newApp() *cli.App {
 stack running.
 
 Server and token come from the current context (runink context list), or from RUNINK_URL, RUNINK_TOKEN and RUNINK_CA.
-Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 outcome unknown.`,
+Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 outcome unknown, or the time of --wait is over.`,
 		HideHelpCommand:           true,
 		EnableBashCompletion:      true,
 		DisableSliceFlagSeparator: true,                         // a setting may have commas

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -326,10 +327,13 @@ func awaitRunner(c *cli.Context, api *client, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, c.Duration("timeout"))
 	defer cancel()
 	const again = 250 * time.Millisecond
-	told := ""
+	told, known := "", runnerRow{ID: id, Name: id}
 	for {
 		var r runnerRow
-		if err := api.call(ctx, http.MethodGet, runnerPath(id), nil, &r); err != nil && ctx.Err() == nil {
+		switch err := api.call(ctx, http.MethodGet, runnerPath(id), nil, &r); {
+		case err == nil:
+			known = r
+		case ctx.Err() == nil:
 			return err
 		}
 		state := r.Health.Detail
@@ -346,7 +350,7 @@ func awaitRunner(c *cli.Context, api *client, id string) error {
 		case r.State == "REVOKED":
 			return schemas.ErrRunnerRevoked(r.Name)
 		case ctx.Err() != nil:
-			return schemas.ErrRunnerOffline(id, strings.TrimSuffix("it does not take work: "+told, ": "))
+			return errNotUp(known, told, c.Duration("timeout"), errors.Is(ctx.Err(), context.DeadlineExceeded))
 		case state != told && !c.Bool("json"):
 			_, _ = fmt.Fprintln(c.App.ErrWriter, "waiting: "+oneLine(state))
 		}
@@ -356,6 +360,31 @@ func awaitRunner(c *cli.Context, api *client, id string) error {
 		case <-time.After(again):
 		}
 	}
+}
+
+// warn tells on standard error what is odd, if anything is.
+func warn(c *cli.Context, text string) {
+	if text != "" {
+		_, _ = fmt.Fprintln(c.App.ErrWriter, "warning: "+oneLine(text))
+	}
+}
+
+// errNotUp is the end of a wait for a runner that does not take work yet. It has a status of its own: nothing was refused or failed, and
+// the runner may still come up.
+func errNotUp(r runnerRow, why string, waited time.Duration, timedOut bool) error {
+	text := fmt.Sprintf("runner %s does not take work after %s", r.Name, waited)
+	if !timedOut {
+		text = fmt.Sprintf("the wait for runner %s was interrupted: it does not take work yet", r.Name)
+	}
+	if why != "" {
+		text += ": " + why
+	}
+	todo := "on its host look at the log of `core-runner serve`, and run `core-runner doctor` where it is stopped"
+	if r.State == "PENDING" {
+		todo = "has the command with the ticket been run on its host, as it is and before the ticket's end? `core-runner doctor` there says what is in the way; `runink runner token " +
+			r.Name + "` prints a new command"
+	}
+	return &exitError{process.ExitUnknown, schemas.Errorf("wait_timeout", "%s", text).WithHint(todo + ". `runink runner show " + r.Name + "` tells how it stands")}
 }
 
 func editRunner(c *cli.Context) error {

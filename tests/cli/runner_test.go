@@ -74,7 +74,6 @@ func TestDialledRunners(t *testing.T) {
 		{"create --address 127.0.0.1:1 warehouse", "already"},
 		{"create --address 127.0.0.1:1 console", "reserved"},
 		{"create --address https://h:1 x", "address"},
-		{"connect --wait --timeout 10s warehouse", "not enrolled yet"},
 		{"health warehouse", "not enrolled yet"},
 		{"remove warehouse", "only a REVOKED one"},
 		{"revoke console", "can't be changed"},

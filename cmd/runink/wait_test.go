@@ -1,0 +1,37 @@
+package main
+
+import (
+	"bytes"
+	"strings"
+	"testing"
+	"time"
+)
+
+// A wait that is over has a status of its own, and says what is in the way and where to look.
+func TestTheEndOfAWait(t *testing.T) {
+	pending := runnerRow{ID: "r-1", Name: "warehouse", State: "PENDING"}
+	active := runnerRow{ID: "r-1", Name: "warehouse", State: "ACTIVE"}
+	for _, c := range []struct {
+		name  string
+		err   error
+		wants []string
+	}{
+		{"pending", errNotUp(pending, "not enrolled yet: nothing listens", time.Minute, true), []string{
+			"runner warehouse does not take work after 1m0s: not enrolled yet: nothing listens", "core-runner doctor", "runink runner token warehouse", "runink runner show warehouse",
+		}},
+		{"active", errNotUp(active, "not connected", time.Minute, true), []string{"does not take work after 1m0s: not connected", "core-runner serve", "core-runner doctor"}},
+		{"interrupted", errNotUp(active, "", time.Minute, false), []string{"was interrupted", "does not take work yet\n"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			var out bytes.Buffer
+			if status := report(&out, c.err, false); status != 4 {
+				t.Errorf("status %d", status)
+			}
+			for _, want := range c.wants {
+				if !strings.Contains(out.String(), want) {
+					t.Errorf("%q is not in %s", want, out.String())
+				}
+			}
+		})
+	}
+}
