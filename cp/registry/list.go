@@ -63,7 +63,7 @@ type Health struct {
 // Signals are the observations behind Connected, each by itself.
 type Signals struct {
 	Connection string `json:"connection"` // `up` or `down`
-	Heartbeat  string `json:"heartbeat"`  // `fresh`, `late` or `none`
+	Heartbeat  string `json:"heartbeat"`  // `fresh`, `late`, `none`, or `ended` for an outbound runner whose key was revoked or has expired
 	// Responders is `heard` when what was last published to the runner's session arrived, `none` when the bus said that nobody
 	// listens, and `not asked` when nothing was published since it was linked.
 	Responders string `json:"responders"`
@@ -167,7 +167,10 @@ func (s *seen) selfHosted() Runner {
 	if r.Claims.Capabilities == nil {
 		r.Claims.Capabilities = []string{}
 	}
-	if !s.candidate.Connected {
+	if s.ended { // what came before tells nothing of a process that nobody listens to any more
+		r.Health.Connected, r.Health.Signals.Heartbeat = false, "ended"
+	}
+	if !r.Health.Connected {
 		r.Health.InFlight = 0
 	}
 	if r.Health.Dispatchable && s.candidate.Deaf {

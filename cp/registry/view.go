@@ -219,6 +219,7 @@ type seen struct {
 	rec       Record
 	known     Known
 	holder    string         // public key that holds the id
+	ended     bool           // that key was revoked or has expired
 	dialled   *roster.Runner // nil for a runner that is not dialled
 }
 
@@ -245,7 +246,7 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	}
 	r.mu.Unlock()
 	for i := range list {
-		list[i].candidate.judgeKey(r, list[i].holder)
+		list[i].ended = list[i].candidate.judgeKey(r, list[i].holder)
 	}
 	slices.SortFunc(list[1:], func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
 	return list, nil
@@ -327,10 +328,10 @@ func (r *Registry) Named(list []Candidate, tenant, name string) ([]Candidate, er
 	return list, nil
 }
 
-// judgeKey takes a runner out whose key no longer holds. Called without r.mu: auth has locks of its own.
-func (c *Candidate) judgeKey(r *Registry, holder string) {
+// judgeKey takes a runner out whose key no longer holds, and reports whether it did. Called without r.mu: auth has locks of its own.
+func (c *Candidate) judgeKey(r *Registry, holder string) (ended bool) {
 	if holder == "" {
-		return
+		return false
 	}
 	key, err := r.d.Auth.KeyByPublic(holder)
 	switch {
@@ -338,9 +339,12 @@ func (c *Candidate) judgeKey(r *Registry, holder string) {
 	case key.RevokedAt != nil:
 		c.Revoked = true
 		c.Offline = "its service-account key was revoked"
+		return true
 	case schemas.CodeOf(err) == schemas.CodeForbidden:
 		c.Offline = "its service-account key has expired"
+		return true
 	}
+	return false
 }
 
 // Snapshot is every runner of tenant for dispatch.Select, `console` and then the others by id. It returns
