@@ -151,7 +151,14 @@ func TestOneOfFiftyWins(t *testing.T) {
 	errs := make([]error, many)
 	var claims sync.WaitGroup
 	for i, h := range hosts {
-		claims.Go(func() { errs[i] = p.exchange(t.Context(), h.addr, r) })
+		claims.Go(func() {
+			for give := time.Now().Add(patience); ; { // the registry may have no time for so many at once: who is told so is dialled again
+				errs[i] = p.exchange(t.Context(), h.addr, r)
+				if schemas.CodeOf(errs[i]) != schemas.CodeUnavailable || time.Now().After(give) {
+					return
+				}
+			}
+		})
 	}
 	claims.Wait()
 	var winner *host
@@ -171,7 +178,7 @@ func TestOneOfFiftyWins(t *testing.T) {
 		t.Fatal("nobody has won")
 	}
 	p.one(t, winner)
-	if events := p.events(t, "runner.enrol"); strings.Count(events, "double use") != many-1 {
+	if events := p.events(t, "runner.enrol"); strings.Count(events, "double use") < many-1 {
 		t.Errorf("the audit log has %d double uses", strings.Count(events, "double use"))
 	}
 }
