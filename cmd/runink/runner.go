@@ -311,8 +311,8 @@ func issue(c *cli.Context, request func(runner string) (path string, body any)) 
 		_, err = fmt.Fprintf(c.App.Writer, "runner %s (%s) is %s. Run this on its host until %s:\n\n%s\n\nThe ticket in it is shown this once, is not stored, and works once.\n",
 			oneLine(made.Runner.Name), oneLine(made.Runner.ID), oneLine(made.Runner.State), stamp(made.ExpiresAt), process.Printable(made.Command))
 	}
-	if made.Warning != "" && !c.Bool("json") {
-		_, _ = fmt.Fprintln(c.App.ErrWriter, "warning: "+oneLine(made.Warning))
+	if !c.Bool("json") {
+		warn(c, made.Warning)
 	}
 	if err != nil || !c.Bool("wait") {
 		return err
@@ -416,7 +416,17 @@ func editRunner(c *cli.Context) error {
 	if err := do(c, http.MethodPatch, runnerPath(runner), body, &raw); err != nil {
 		return err
 	}
-	return sayRunner(c, raw, "runner %s is changed")
+	if err := sayRunner(c, raw, "runner %s is changed"); err != nil || c.Bool("json") {
+		return err
+	}
+	var changed struct {
+		Warning string `json:"warning"`
+	}
+	if err := json.Unmarshal(raw, &changed); err != nil {
+		return fmt.Errorf("read the runner: %w", err)
+	}
+	warn(c, changed.Warning)
+	return nil
 }
 
 // changeRunner makes one change that takes no body, and says so.

@@ -303,7 +303,15 @@ type editRunnerInput struct {
 
 type runnerOutput struct{ Body registry.Runner }
 
-func (s *server) editRunner(ctx context.Context, in *editRunnerInput) (*runnerOutput, error) {
+// RunnerEdited is a runner after a change.
+type RunnerEdited struct {
+	registry.Runner
+	Warning string `json:"warning,omitempty" doc:"What is odd about the change, such as an address that another runner has"`
+}
+
+type editedOutput struct{ Body RunnerEdited }
+
+func (s *server) editRunner(ctx context.Context, in *editRunnerInput) (*editedOutput, error) {
 	if in.Body.Name != nil {
 		if err := s.nameFree(principal(ctx), *in.Body.Name); err != nil {
 			return nil, s.refused(principal(ctx), "runner.edit", "runner", in.ID, err)
@@ -313,7 +321,19 @@ func (s *server) editRunner(ctx context.Context, in *editRunnerInput) (*runnerOu
 	if in.Body.Labels != nil {
 		change.Labels = &in.Body.Labels
 	}
-	return s.changed(ctx, in.ID, func(by auth.Principal) (roster.Runner, error) { return s.Roster.Edit(ctx, by, in.ID, change) })
+	var kept roster.Runner
+	out, err := s.changed(ctx, in.ID, func(by auth.Principal) (r roster.Runner, err error) {
+		kept, err = s.Roster.Edit(ctx, by, in.ID, change)
+		return kept, err
+	})
+	if err != nil {
+		return nil, err
+	}
+	edited := &editedOutput{RunnerEdited{Runner: out.Body}}
+	if in.Body.Address != nil {
+		edited.Body.Warning = s.sameAddress(kept)
+	}
+	return edited, nil
 }
 
 func (s *server) revokeRunner(ctx context.Context, in *runnerID) (*runnerOutput, error) {

@@ -34,6 +34,29 @@ func TestListsTellNames(t *testing.T) {
 	if line := lineWith(t, list, "nobody"); !strings.Contains(line, "refused") {
 		t.Errorf("the line of a runner that is not there is %q in\n%s", line, list)
 	}
+
+	// The audit tells why something was refused.
+	if line := lineWith(t, must("audit", "list"), "runner_unknown"); !strings.Contains(line, `runner "nobody" is not registered`) {
+		t.Errorf("the line of the audit is %q", line)
+	}
+
+	// Two runners at one address may be right, and are told of, when the second is made and when it is moved.
+	const shared = `warning: runner "warehouse" has the address 127.0.0.1:1 too`
+	if r := u.runink(t, "runner", "create", "--address", "127.0.0.1:1", "second"); r.status != 0 || !strings.Contains(r.stderr, shared) {
+		t.Errorf("a second runner at an address: %+v", r)
+	}
+	must("runner", "edit", "--address", "127.0.0.1:2", "second")
+	must("runner", "edit", "--zone", "eu-1", "second")
+	if r := u.runink(t, "runner", "edit", "--address", "127.0.0.1:1", "second"); r.status != 0 || !strings.Contains(r.stderr, shared) {
+		t.Errorf("a runner that is moved to an address: %+v", r)
+	}
+	must("runner", "revoke", "second")
+
+	// A wait that is over is neither a refusal nor a failure.
+	r := u.runink(t, "runner", "connect", "--json", "--wait", "--timeout", "5s", "warehouse")
+	if code, text, hint := r.failure(t); r.status != 4 || code != "wait_timeout" || !strings.Contains(text, "not enrolled yet") || !strings.Contains(hint, "runink runner token warehouse") {
+		t.Errorf("a runner that does not come up: %+v", r)
+	}
 }
 
 // lineWith is the one line of text that has word in it.
