@@ -330,13 +330,17 @@ func awaitRunner(c *cli.Context, api *client, id string) error {
 	told, known := "", runnerRow{ID: id, Name: id}
 	for {
 		var r runnerRow
+		state := ""
 		switch err := api.call(ctx, http.MethodGet, runnerPath(id), nil, &r); {
 		case err == nil:
-			known = r
-		case ctx.Err() == nil:
+			known, state = r, r.Health.Detail
+		case ctx.Err() != nil:
+			state = told
+		case notNow(err):
+			state = err.Error()
+		default:
 			return err
 		}
-		state := r.Health.Detail
 		if r.Dial != nil && r.Dial.LastError != "" {
 			state += ": " + r.Dial.LastError
 		}
@@ -350,7 +354,7 @@ func awaitRunner(c *cli.Context, api *client, id string) error {
 		case r.State == "REVOKED":
 			return schemas.ErrRunnerRevoked(r.Name)
 		case ctx.Err() != nil:
-			return errNotUp(known, told, c.Duration("timeout"), errors.Is(ctx.Err(), context.DeadlineExceeded))
+			return errNotUp(known, state, c.Duration("timeout"), errors.Is(ctx.Err(), context.DeadlineExceeded))
 		case state != told && !c.Bool("json"):
 			_, _ = fmt.Fprintln(c.App.ErrWriter, "waiting: "+oneLine(state))
 		}
@@ -367,6 +371,12 @@ func warn(c *cli.Context, text string) {
 	if text != "" {
 		_, _ = fmt.Fprintln(c.App.ErrWriter, "warning: "+oneLine(text))
 	}
+}
+
+// notNow reports whether the control plane said that it can't tell at present.
+func notNow(err error) bool {
+	var said *schemas.Error
+	return errors.As(err, &said) && (said.Code == schemas.CodeUnavailable || said.Message == schemas.ErrRegistryUnavailable(nil).Message)
 }
 
 // errNotUp is the end of a wait for a runner that does not take work yet. It has a status of its own: nothing was refused or failed, and

@@ -5,12 +5,25 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
 // A wait that is over has a status of its own, and says what is in the way and where to look.
 func TestTheEndOfAWait(t *testing.T) {
 	pending := runnerRow{ID: "r-1", Name: "warehouse", State: "PENDING"}
 	active := runnerRow{ID: "r-1", Name: "warehouse", State: "ACTIVE"}
+	for err, want := range map[error]bool{
+		schemas.ErrRegistryUnavailable(nil):                          true,
+		schemas.Errorf(schemas.CodeUnavailable, "an election"):       true,
+		schemas.Errorf(schemas.CodeNotFound, "no runner"):            false,
+		schemas.Errorf(schemas.CodeFailed, "it can't be reached"):    false,
+		schemas.Errorf(schemas.CodeUnauthorized, "the token is bad"): false,
+	} {
+		if notNow(err) != want {
+			t.Errorf("%v: the wait goes on: %v", err, !want)
+		}
+	}
 	for _, c := range []struct {
 		name  string
 		err   error
