@@ -49,6 +49,7 @@ type dialer struct {
 	ctx    context.Context //nolint:containedctx // nats.go passes none
 	tunnel *tunnel.Dialer
 	limit  time.Duration
+	poll   *polling // of its connections; nil: they don't
 }
 
 // Dial connects to addr within limit.
@@ -65,7 +66,7 @@ func (d *dialer) Dial(network, addr string) (net.Conn, error) {
 		_ = c.Close()
 		return nil, err
 	}
-	return &boundConn{Conn: c, unbind: context.AfterFunc(d.ctx, func() { _ = c.Close() })}, nil
+	return &boundConn{Conn: d.poll.conn(c), unbind: context.AfterFunc(d.ctx, func() { _ = c.Close() })}, nil
 }
 
 // boundConn is a connection that ends with its dialer's context.

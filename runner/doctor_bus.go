@@ -81,7 +81,7 @@ func (d *doctor) token(ctx context.Context, u *url.URL) (*patient, finding) {
 	nc, err := nats.Connect(u.String(),
 		nats.Name(schemas.ConnectName(p.ref.Runner, p.nonce)), d.cred.option(),
 		func(o *nats.Options) error { o.Secure, o.TLSConfig = d.cfg.TLS, d.tls; return nil },
-		nats.SetCustomDialer(&dialer{ctx, d.tunnel, d.o.Patience}), nats.Timeout(d.o.Patience),
+		nats.SetCustomDialer(&dialer{ctx, d.tunnel, d.o.Patience, nil}), nats.Timeout(d.o.Patience),
 		nats.CustomInboxPrefix(schemas.InboxPrefix(p.ref)),
 		nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.SkipHostLookup(),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {

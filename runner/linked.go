@@ -86,7 +86,7 @@ func (a *Agent) dialer(dialling context.Context) nats.CustomDialer {
 	if a.linked != nil {
 		return &a.linked.slot
 	}
-	return &dialer{dialling, a.tunnel, a.waits.connect}
+	return &dialer{dialling, a.tunnel, a.waits.connect, a.polling()}
 }
 
 // servers are the URLs for nats.go.

@@ -19,7 +19,7 @@ const (
 	calmLooks = 40
 )
 
-// load is what the decision knows. Uptimes and processor times are of this process.
+// load is what the decision knows. Uptimes and processor times are of this process; time that only went by while it polled is not used.
 type load struct {
 	wide       bool          // it has all processors
 	calm       int           // looks in a row, the last ones, that found little to do
@@ -51,8 +51,10 @@ func (l *load) look(now, used time.Duration, large bool) (changed bool) {
 // done, or takes it away from where its memory is: a fifth of what small works cost at 1, 16 and 64 in flight (measured on two processors:
 // 57, 16.1 and 11.9 us, with one 49, 13.1 and 9.7).
 type processors struct {
-	watching atomic.Bool // the timer runs
-	large    atomic.Bool // a large result was sent since the last look
+	watching atomic.Bool  // the timer runs
+	large    atomic.Bool  // a large result was sent since the last look
+	wide     atomic.Bool  // load.wide, for narrow
+	polled   atomic.Int64 // processor time of those who only polled, in all
 
 	mu     sync.Mutex
 	load   load
@@ -82,7 +84,7 @@ func (p *processors) begin() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if !p.closed {
-		p.load.seen, p.load.used = uptime(), processorTime()
+		p.load.seen, p.load.used = uptime(), p.used()
 		p.timer.Reset(fitEvery)
 	}
 }
@@ -94,6 +96,15 @@ func (p *processors) sendsLarge() {
 	}
 }
 
+// narrow reports whether the process has one processor because that is enough. It is not for a nil p.
+func (p *processors) narrow() bool { return p != nil && !p.wide.Load() }
+
+// polls says that a goroutine has used the processor for so long only because nobody else needed it.
+func (p *processors) polls(d time.Duration) { p.polled.Add(int64(d)) }
+
+// used is the processor time of this process but for that.
+func (p *processors) used() time.Duration { return processorTime() - time.Duration(p.polled.Load()) }
+
 // look looks until there is no work any more, and one processor.
 func (p *processors) look() {
 	p.mu.Lock()
@@ -101,7 +112,8 @@ func (p *processors) look() {
 	if p.closed {
 		return
 	}
-	if p.load.look(uptime(), processorTime(), p.large.Swap(false)) {
+	if p.load.look(uptime(), p.used(), p.large.Swap(false)) {
+		p.wide.Store(p.load.wide)
 		if p.load.wide {
 			runtime.SetDefaultGOMAXPROCS()
 		} else {
@@ -125,6 +137,7 @@ func (p *processors) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.closed = true
+	p.wide.Store(true)
 	p.timer.Stop()
 	runtime.SetDefaultGOMAXPROCS()
 }

@@ -58,6 +58,13 @@ func TestProcessorsAreGivenBack(t *testing.T) {
 	if n := runtime.GOMAXPROCS(0); n != 1 {
 		t.Errorf("%d processors at the beginning", n)
 	}
+	if !p.narrow() {
+		t.Error("not narrow at the beginning")
+	}
+	used := p.used()
+	if p.polls(time.Hour); p.used() >= used {
+		t.Error("time to poll counts as used")
+	}
 	for range 2 { // it looks again after it had stopped
 		p.begin()
 		receive(t, asked, "look")
@@ -70,6 +77,9 @@ func TestProcessorsAreGivenBack(t *testing.T) {
 	if n := runtime.GOMAXPROCS(0); n == 1 && runtime.NumCPU() > 1 {
 		t.Error("one processor after the end")
 	}
+	if p.narrow() {
+		t.Error("narrow after the end")
+	}
 	t.Setenv("GOMAXPROCS", "3")
 	if fitProcessors(nil) != nil {
 		t.Error("GOMAXPROCS was set by somebody, and is changed")
@@ -77,6 +87,9 @@ func TestProcessorsAreGivenBack(t *testing.T) {
 	var none *processors
 	none.begin()
 	none.close()
+	if none.narrow() {
+		t.Error("narrow without a decision")
+	}
 }
 
 func drain(c <-chan struct{}) {

@@ -1,0 +1,114 @@
+package runner
+
+import (
+	"errors"
+	"net"
+	"os"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+const (
+	// pollFor is how long a reader looks for the next message itself before it sleeps, if the last one came as soon.
+	pollFor = 250 * time.Microsecond
+	// pollSmall is the most bytes that come together for which it does: some assignments. Where more are under way there is work
+	// meanwhile, and the processors are needed.
+	pollSmall = 2 << 10
+)
+
+// polling has the reader of a connection look for the next message itself for a while before it sleeps, as long as messages are small
+// and follow one another within pollFor, no work runs, and one of Go's processors is enough.
+//
+// A thread that sleeps on a processor with nothing else to do is woken by an interrupt that another processor sends, which costs both
+// more than a small work does (measured on two virtual processors, with one work in flight: 188 us a work and 294 us of processor
+// time on both sides; so 84 us and 188 us). The price is at most pollFor of a processor that nobody needs, for each message; where
+// messages seldom follow one another as soon there is none, since the reader sleeps at once.
+type polling struct {
+	fit    *processors
+	busy   func() bool   // a work runs: what it waits for is noticed by a thread that sleeps
+	within time.Duration // pollFor
+}
+
+// polling is nil where Go's processors are somebody else's decision, or there is only one.
+func (a *Agent) polling() *polling {
+	if a.fit == nil {
+		return nil
+	}
+	return &polling{fit: a.fit, busy: func() bool { return a.works.count() > 0 }, within: pollFor}
+}
+
+// conn is c with such a reader; c itself if p is nil, or c is not plain TCP.
+func (p *polling) conn(c net.Conn) net.Conn {
+	tcp, ok := c.(*net.TCPConn)
+	if p == nil || !ok {
+		return c
+	}
+	raw, err := tcp.SyscallConn()
+	if err != nil {
+		return c
+	}
+	return &polledConn{Conn: c, polling: p, raw: raw}
+}
+
+// polledConn is one connection. One goroutine at a time reads.
+type polledConn struct {
+	net.Conn
+	polling *polling
+	raw     syscall.RawConn
+	soon    bool // the next message may be near; belongs to who reads
+}
+
+// Read polls if that seems worth it, and sleeps until there is something.
+func (c *polledConn) Read(b []byte) (int, error) {
+	began := uptime()
+	if c.soon && len(b) > 0 {
+		n, idleSince, err := c.poll(b)
+		if n > 0 || err != nil {
+			c.soon = n <= pollSmall
+			return n, err
+		}
+		began = idleSince
+	}
+	n, err := c.Conn.Read(b)
+	c.soon = n <= pollSmall && uptime()-began < c.polling.within
+	return n, err
+}
+
+// poll looks until something has come, the time is over, or the processor is needed; then it returns 0 and no error. idleSince is the
+// uptime from which on nobody needed it.
+func (c *polledConn) poll(b []byte) (n int, idleSince time.Duration, err error) {
+	n, open, err := c.try(b)
+	if n > 0 || err != nil || !open {
+		return n, uptime(), err
+	}
+	runtime.Gosched() // to those whom the last message gave something to do
+	p := c.polling
+	idleSince = uptime()
+	now := idleSince
+	for open && p.fit.narrow() && !p.busy() && now-idleSince < p.within {
+		if n, open, err = c.try(b); n > 0 || err != nil {
+			break
+		}
+		runtime.Gosched()
+		now = uptime()
+	}
+	p.fit.polls(now - idleSince)
+	return n, idleSince, err
+}
+
+// try is Read of what is there, 0 if nothing is or the stream has ended. open is false if Read won't wait: the connection was closed here,
+// or its deadline is over.
+func (c *polledConn) try(b []byte) (n int, open bool, err error) {
+	open = c.raw.Read(func(fd uintptr) bool {
+		n, err = syscall.Read(int(fd), b)
+		return true
+	}) == nil
+	switch {
+	case n > 0:
+		return n, open, nil
+	case err == nil, errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EINTR):
+		return 0, open, nil
+	}
+	return 0, open, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError("read", err)}
+}
