@@ -10,10 +10,12 @@ const (
 	CapabilityXXH3 = "xxh3"
 	// CapabilityChunksTell: where the assignment says so, it sends no STREAMING progress with its first chunk.
 	CapabilityChunksTell = "chunks-tell"
+	// CapabilityWhole: where the assignment says so, it may send a small dispatch as one RunnerWorkWhole.
+	CapabilityWhole = "whole"
 )
 
 // Abilities are a runner's own, of those that change what it is sent. The zero value is a runner that knows none.
-type Abilities struct{ Assignments, XXH3, ChunksTell bool }
+type Abilities struct{ Assignments, XXH3, ChunksTell, Whole bool }
 
 // AbilitiesOf reads the capabilities of a hello.
 func AbilitiesOf(capabilities []string) (a Abilities) {
@@ -25,6 +27,8 @@ func AbilitiesOf(capabilities []string) (a Abilities) {
 			a.XXH3 = true
 		case CapabilityChunksTell:
 			a.ChunksTell = true
+		case CapabilityWhole:
+			a.Whole = true
 		}
 	}
 	return a

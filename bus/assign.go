@@ -52,7 +52,7 @@ type assigner struct {
 func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	body = appendBool(appendBool(body, assignmentBundlesNumber, true), assignmentTogetherNumber, true)
 	body = appendBool(appendBool(body, assignmentXxh3Number, true), assignmentWholeNumber, to.XXH3)
-	body = appendBool(body, assignmentTellNumber, to.ChunksTell)
+	body = appendBool(appendBool(body, assignmentTellNumber, to.ChunksTell), assignmentOneNumber, to.Whole)
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}

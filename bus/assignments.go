@@ -164,6 +164,8 @@ func (n *names) assignment(body []byte, parts *assignmentParts) bool {
 			m.Xxh3Whole, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		case assignmentTellNumber:
 			m.ChunksTell, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
+		case assignmentOneNumber:
+			m.Whole, ok = protowire.DecodeBool(f.varint), f.kind == protowire.VarintType
 		default:
 			return false
 		}

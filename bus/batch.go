@@ -12,7 +12,7 @@ type batch struct {
 	body    []byte // entries of RunnerWorkFrames; its memory is used again
 	parts   []part
 	frames  int
-	chunks  bool // among them
+	rows    bool // among them are some with rows
 }
 
 // part is what a batch has of one stream: frames from a number on.
@@ -24,7 +24,7 @@ type part struct {
 // add copies one frame of a stream.
 func (b *batch) add(one *Sender, f encoded, seq, epoch uint64) {
 	b.body = append(b.body, f.entry...)
-	b.chunks = b.chunks || f.field == chunkNumber
+	b.rows = b.rows || hasRows(f.field)
 	b.frames++
 	if n := len(b.parts); n == 0 || b.parts[n-1].sender != one || b.parts[n-1].epoch != epoch {
 		b.parts = append(b.parts, part{one, seq, epoch})
@@ -48,7 +48,7 @@ func (b *batch) message(ref schemas.RunnerRef) *nats.Msg {
 	switch one := b.single(); {
 	case !one:
 		msg.Subject = schemas.ResultDataSubject(ref, b.replica, together)
-	case b.chunks:
+	case b.rows:
 		msg.Subject = first.data()
 	default:
 		msg.Subject = first.ctl()
@@ -62,7 +62,7 @@ func (b *batch) message(ref schemas.RunnerRef) *nats.Msg {
 // clear makes the batch empty.
 func (b *batch) clear() {
 	clear(b.parts)
-	b.body, b.parts, b.frames, b.chunks = b.body[:0], b.parts[:0], 0, false
+	b.body, b.parts, b.frames, b.rows = b.body[:0], b.parts[:0], 0, false
 }
 
 // batch is that of a replica.
@@ -91,6 +91,7 @@ const mostBatches = 16
 func (s *Senders) publish(one *Sender, most int) (more bool) {
 	b := s.batch(one.replica)
 	one.mu.Lock()
+	one.settle() // what has waited as long as it may
 	trace := one.trace
 	shared := one.together && trace.Parent == ""
 	several := shared || one.bundles
@@ -121,7 +122,7 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 // message has one frame by itself.
 func (s *Sender) message(f encoded) *nats.Msg {
 	subject := s.ctl
-	if f.field == chunkNumber {
+	if hasRows(f.field) {
 		subject = s.data
 	}
 	return &nats.Msg{Subject: subject(), Header: frameHeaders[frameNames[f.field]], Data: f.entry[f.body:]}

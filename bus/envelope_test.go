@@ -133,6 +133,7 @@ func FuzzDecodeFrame(f *testing.F) {
 	for _, one := range []Frame{
 		&runbusv1.RunnerWorkAccepted{Seq: 1}, &runbusv1.RunnerWorkProgress{Seq: 2},
 		&runbusv1.RunnerWorkChunk{Seq: 3, ArrowIpc: []byte("arrow")}, &runbusv1.RunnerWorkResult{Seq: 4},
+		&runbusv1.RunnerWorkWhole{Seq: 1, ArrowIpc: []byte("arrow")}, &runbusv1.RunnerWorkWhole{Seq: 2},
 	} {
 		body, err := proto.Marshal(one)
 		if err != nil {
@@ -159,11 +160,27 @@ func FuzzDecodeFrame(f *testing.F) {
 		if len(frames) != 1 {
 			t.Fatalf("taken as %d frames", len(frames))
 		}
-		frame := frames[0].frame
+		frame := joined(frames[0])
 		if frame.GetSeq() == 0 || shortName(frame) != name || chunkBytes(frame) > ChunkBytes || frameKind(frame) != kind {
 			t.Fatalf("taken as a frame: %s %v", name, frame)
 		}
 	})
+}
+
+// joined is the frame that was decoded: of a RunnerWorkWhole, which is taken apart, what its parts say.
+func joined(f sizedFrame) Frame {
+	w := f.whole
+	if w == nil {
+		return f.frame
+	}
+	whole := &runbusv1.RunnerWorkWhole{
+		DispatchId: w.result.GetDispatchId(), Session: w.result.GetSession(), Seq: w.result.GetSeq(), AcceptedAt: w.accepted.GetAt(),
+		ArrowIpc: w.chunk.GetArrowIpc(), Response: w.result.GetResponse(), RestXxh3: w.result.GetRestXxh3(),
+	}
+	for _, p := range w.progress {
+		whole.Updates = append(whole.Updates, p.GetUpdate())
+	}
+	return whole
 }
 
 // The bundle is read by hand: it is what protobuf sees in it, or it is refused.
@@ -172,8 +189,12 @@ func FuzzDecodeFrames(f *testing.F) {
 	for i, one := range []Frame{
 		&runbusv1.RunnerWorkAccepted{}, &runbusv1.RunnerWorkProgress{Update: &runbusv1.RunFetchUpdate{Message: "x"}},
 		&runbusv1.RunnerWorkChunk{ArrowIpc: []byte("arrow")}, &runbusv1.RunnerWorkResult{Started: true},
+		&runbusv1.RunnerWorkWhole{
+			AcceptedAt: timestamppb.Now(), ArrowIpc: []byte("arrow"), RestXxh3: []byte("sum"), Updates: []*runbusv1.RunFetchUpdate{{Message: "x"}, {}},
+			Response: &runbusv1.RunFetchResponse{Rows: 1, Bytes: 2, RunnerPid: 3},
+		},
 	} {
-		if err := stamp(one, "d", "s", uint64(i+1)); err != nil {
+		if err := stamp(one, "d", "s", uint64(i%4+1)); err != nil {
 			f.Fatal(err)
 		}
 		e, _, err := encodeFrame(nil, one)
@@ -212,9 +233,12 @@ func FuzzDecodeFrames(f *testing.F) {
 				f = one.Chunk
 			case *runbusv1.RunnerWorkFrame_Result:
 				f = one.Result
+			case *runbusv1.RunnerWorkFrame_Whole:
+				one.Whole.ProtoReflect().SetUnknown(nil)
+				f = one.Whole
 			}
-			if f == nil || !proto.Equal(f, got[i].frame) || f.GetSeq() == 0 || chunkBytes(f) > ChunkBytes || !data && frameKind(f) == schemas.KindResultData {
-				t.Fatalf("taken as frame %d: %v, which is %v", i, got[i].frame, one)
+			if f == nil || !proto.Equal(f, joined(got[i])) || f.GetSeq() == 0 || chunkBytes(f) > ChunkBytes || !data && frameKind(f) == schemas.KindResultData {
+				t.Fatalf("taken as frame %d: %v, which is %v", i, joined(got[i]), one)
 			}
 		}
 	})

@@ -10,7 +10,7 @@ import (
 )
 
 // Frame is one numbered message of a result stream: *RunnerWorkAccepted, *RunnerWorkProgress, *RunnerWorkChunk or
-// *RunnerWorkResult, and no other type.
+// *RunnerWorkResult, and no other type; between Sender and Receiver a *RunnerWorkWhole as well.
 type Frame interface {
 	proto.Message
 	GetDispatchId() string
@@ -29,6 +29,8 @@ func stamp(f Frame, dispatch, session string, seq uint64) error {
 		f.DispatchId, f.Session, f.Seq = dispatch, session, seq
 	case *runbusv1.RunnerWorkResult:
 		f.DispatchId, f.Session, f.Seq = dispatch, session, seq
+	case *runbusv1.RunnerWorkWhole:
+		f.DispatchId, f.Session, f.Seq = dispatch, session, seq
 	default:
 		return schemas.Errorf(schemas.CodeInvalid, "%s is not a frame of a result", shortName(f))
 	}
@@ -37,16 +39,24 @@ func stamp(f Frame, dispatch, session string, seq uint64) error {
 
 // frameKind is the kind of subject a frame travels on.
 func frameKind(f Frame) schemas.Kind {
-	if _, ok := f.(*runbusv1.RunnerWorkChunk); ok {
+	if hasRows(fieldOf(f)) {
 		return schemas.KindResultData
 	}
 	return schemas.KindResultCtl
 }
 
+// hasRows reports whether frames of a field of RunnerWorkFrame have rows: they go to the data subject, where ops sees nothing.
+func hasRows(field protowire.Number) bool { return field == chunkNumber || field == wholeNumber }
+
 // chunkBytes is what a frame takes of the window.
 func chunkBytes(f Frame) int64 {
-	c, _ := f.(*runbusv1.RunnerWorkChunk)
-	return int64(len(c.GetArrowIpc()))
+	switch f := f.(type) {
+	case *runbusv1.RunnerWorkChunk:
+		return int64(len(f.GetArrowIpc()))
+	case *runbusv1.RunnerWorkWhole:
+		return int64(len(f.GetArrowIpc()))
+	}
+	return 0
 }
 
 // frameHeaders are the envelopes of frames, bundles and assignments. Nobody changes them, so each is there once.
@@ -54,7 +64,7 @@ var frameHeaders = func() map[string]nats.Header {
 	headers := make(map[string]nats.Header)
 	for _, m := range []proto.Message{
 		(*runbusv1.RunnerWorkAccepted)(nil), (*runbusv1.RunnerWorkProgress)(nil), (*runbusv1.RunnerWorkChunk)(nil),
-		(*runbusv1.RunnerWorkResult)(nil), (*runbusv1.RunnerWorkFrames)(nil), (*runbusv1.RunnerWorkCredits)(nil), (*runbusv1.RunnerWorkCredit)(nil),
+		(*runbusv1.RunnerWorkResult)(nil), (*runbusv1.RunnerWorkWhole)(nil), (*runbusv1.RunnerWorkFrames)(nil), (*runbusv1.RunnerWorkCredits)(nil), (*runbusv1.RunnerWorkCredit)(nil),
 		(*runbusv1.RunnerWorkAssignment)(nil), (*runbusv1.RunnerWorkAssignments)(nil),
 	} {
 		name := shortName(m)
@@ -118,6 +128,8 @@ func fieldOf(f Frame) protowire.Number {
 		return progressNumber
 	case *runbusv1.RunnerWorkChunk:
 		return chunkNumber
+	case *runbusv1.RunnerWorkWhole:
+		return wholeNumber
 	}
 	return resultNum
 }
@@ -125,6 +137,7 @@ func fieldOf(f Frame) protowire.Number {
 // frameNames are the types of frames, by their field in RunnerWorkFrame.
 var frameNames = map[protowire.Number]string{
 	acceptedNumber: "RunnerWorkAccepted", progressNumber: "RunnerWorkProgress", chunkNumber: "RunnerWorkChunk", resultNum: "RunnerWorkResult",
+	wholeNumber: "RunnerWorkWhole",
 }
 
 // fieldNamed is the number of the field for frames of a type, 0 for any other type.
@@ -172,6 +185,9 @@ func field(b []byte, number protowire.Number) (value, rest []byte, err error) {
 func checkFrame(f Frame) error {
 	if f.GetSeq() == 0 {
 		return schemas.Errorf(schemas.CodeInvalid, "a %s has no number", shortName(f))
+	}
+	if _, ok := f.(*runbusv1.RunnerWorkWhole); ok && f.GetSeq() != 1 {
+		return errNotWhole(f.GetSeq())
 	}
 	if chunkBytes(f) > ChunkBytes {
 		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", chunkBytes(f), ChunkBytes)

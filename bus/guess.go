@@ -15,7 +15,7 @@ var travelling = []proto.Message{
 	(*runbusv1.RunnerControl)(nil), (*runbusv1.RunnerControlReply)(nil),
 	(*runbusv1.RunnerWorkAssignment)(nil), (*runbusv1.RunnerWorkAssignments)(nil), (*runbusv1.RunnerWorkCredentials)(nil),
 	(*runbusv1.RunnerWorkAccepted)(nil), (*runbusv1.RunnerWorkProgress)(nil), (*runbusv1.RunnerWorkChunk)(nil), (*runbusv1.RunnerWorkResult)(nil),
-	(*runbusv1.RunnerWorkFrames)(nil),
+	(*runbusv1.RunnerWorkWhole)(nil), (*runbusv1.RunnerWorkFrames)(nil),
 	(*runbusv1.RunnerWorkResume)(nil), (*runbusv1.RunnerWorkCredit)(nil), (*runbusv1.RunnerWorkCredits)(nil),
 }
 

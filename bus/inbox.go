@@ -43,9 +43,10 @@ type inbox struct {
 }
 
 type heldFrame struct {
-	frame Frame // nil once it was given out
-	bytes int64 // of the window
-	size  int64 // encoded
+	frame Frame  // nil once it was given out
+	whole *whole // what comes before it, of one that was a RunnerWorkWhole
+	bytes int64  // of the window
+	size  int64  // encoded
 }
 
 // verdict is what became of a frame that was offered.
@@ -67,13 +68,13 @@ func (in *inbox) init(window, told int64) {
 
 // offer takes the next frame in, or drops it and says why. A gap asks for a resend at once if none was asked lately.
 func (in *inbox) offer(f Frame, now time.Time, t timing) verdict {
-	return in.offerSized(sizedFrame{f, int64(proto.Size(f))}, now, t)
+	return in.offerSized(sizedFrame{frame: f, size: int64(proto.Size(f))}, now, t)
 }
 
 // offerSized is offer for a frame whose encoded size is known.
 func (in *inbox) offerSized(one sizedFrame, now time.Time, t timing) verdict {
 	f, size := one.frame, one.size
-	seq, n := f.GetSeq(), chunkBytes(f)
+	seq, n := f.GetSeq(), one.chunkBytes()
 	switch {
 	case seq <= in.last:
 		return duplicate
@@ -91,7 +92,7 @@ func (in *inbox) offerSized(one sizedFrame, now time.Time, t timing) verdict {
 	in.highest = max(in.highest, seq)
 	in.got += n
 	in.held += size
-	in.queue = append(in.queue, heldFrame{f, n, size})
+	in.queue = append(in.queue, heldFrame{f, one.whole, n, size})
 	in.movedAt = now
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		in.final, in.highest = seq, seq
@@ -117,16 +118,19 @@ func (in *inbox) ask(now time.Time, t timing) {
 	}
 }
 
-// next gives the next frame out, once.
-func (in *inbox) next() (Frame, bool) {
+// next gives the next frame out, once, behind the frames that came in one with it. The memory of into is used.
+func (in *inbox) next(into []Frame) ([]Frame, bool) {
 	if in.handed == in.last {
-		return nil, false
+		return into, false
 	}
 	h := &in.queue[in.handed-in.consumed]
-	f := h.frame
-	h.frame = nil
+	if h.whole != nil {
+		into = h.whole.appendTo(into)
+	}
+	into = append(into, h.frame)
+	h.frame, h.whole = nil, nil
 	in.handed++
-	return f, true
+	return into, true
 }
 
 // done consumes all frames up to seq that were given out. A credit becomes due when half a window is free again; when the

@@ -4,6 +4,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -53,6 +55,8 @@ type outFrame struct {
 type frameMemory struct {
 	frames [8]outFrame
 	bytes  [4 << 10]byte
+	draft  runbusv1.RunnerWorkWhole
+	at     timestamppb.Timestamp // of draft
 }
 
 var frameMemories = sync.Pool{New: func() any { return new(frameMemory) }}
@@ -64,16 +68,21 @@ func (o *outbox) init(window int64, now time.Time) {
 
 // encode encodes a frame for push, in memory if there is room.
 func (o *outbox) encode(f Frame) (encoded, error) {
-	if o.memory == nil {
-		o.memory, _ = frameMemories.Get().(*frameMemory)
-		o.frames = append(o.memory.frames[:0], o.frames...)
-	}
+	o.prepare()
 	if len(o.frames) == 0 {
 		o.used = 0
 	}
 	e, used, err := encodeFrame(o.memory.bytes[o.used:], f)
 	o.used += used
 	return e, err
+}
+
+// prepare gets the memory.
+func (o *outbox) prepare() {
+	if o.memory == nil {
+		o.memory, _ = frameMemories.Get().(*frameMemory)
+		o.frames = append(o.memory.frames[:0], o.frames...)
+	}
 }
 
 // release drops all frames and gives memory back.

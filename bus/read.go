@@ -29,6 +29,7 @@ type (
 	responseParts struct { // apart: the caller of a fetch gets it
 		response runbusv1.RunFetchResponse
 		elapsed  durationpb.Duration
+		sum      [16]byte
 	}
 )
 
@@ -37,6 +38,7 @@ type parts struct {
 	accepted acceptedParts
 	chunk    runbusv1.RunnerWorkChunk
 	result   resultParts
+	whole    whole
 
 	acceptedUsed, chunkUsed, resultUsed bool
 }
@@ -180,7 +182,7 @@ func (n *names) result(body []byte, parts *resultParts) bool {
 		case f.is(resultSha256Number, protowire.BytesType):
 			m.StreamSha256 = append([]byte{}, f.bytes...)
 		case f.is(resultXxh3Number, protowire.BytesType):
-			m.RestXxh3 = append([]byte{}, f.bytes...)
+			m.RestXxh3 = append(parts.sum[:0], f.bytes...)
 		default:
 			return false
 		}

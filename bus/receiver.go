@@ -23,7 +23,7 @@ type Receiver struct {
 	// What Try has taken out, so that what came together takes the lock once. It belongs to who calls Try.
 	got  []Frame
 	at   int // got up to here was given out
-	few  [4]Frame
+	few  [5]Frame
 	done uint64 // number up to which is consumed
 
 	patient   bool         // the runner stands many results that are not acknowledged; belongs to who opened the stream
@@ -127,11 +127,10 @@ func (r *Receiver) look() error {
 	r.nobody = false
 	r.news.Store(false)
 	for len(r.got) < cap(r.got) {
-		f, ok := r.in.next()
-		if !ok {
+		var ok bool
+		if r.got, ok = r.in.next(r.got); !ok {
 			break
 		}
-		r.got = append(r.got, f)
 	}
 	r.news.Store(r.in.handed < r.in.last)
 	if nobody && len(r.got) == 0 {
@@ -232,10 +231,9 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 		return DropInvalid
 	}
 	r.all.views = views
-	bundled := TypeOf(msg) == framesName
 	return r.take(views, arrival{
-		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(), bundled: bundled,
-		hidden: bundled && len(views) > 1 && subject.Kind == schemas.KindResultData,
+		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(),
+		bundled: TypeOf(msg) == framesName || len(views) > 0 && views[0].field == wholeNumber, hidden: subject.Kind == schemas.KindResultData,
 	})
 }
 
@@ -245,13 +243,15 @@ type arrival struct {
 	dispatch string            // by which the stream was found
 	bytes    int               // of the message
 	at       time.Time
-	bundled  bool // several could have come
+	bundled  bool // several could have come, so the runner reads RunnerWorkCredits
 	hidden   bool // ops could not see them
 }
 
 // tell gives what ops could not see of frames to it, if it watches. The lock is held.
 func (r *Receiver) tell(frames []sizedFrame) {
 	subject := ""
+	var few [8]Frame
+	told := few[:0]
 	for _, f := range frames {
 		if frameKind(f.frame) == schemas.KindResultData {
 			continue
@@ -262,7 +262,15 @@ func (r *Receiver) tell(frames []sizedFrame) {
 				return
 			}
 		}
-		r.all.bundled(subject, f.frame)
+		if f.whole != nil {
+			told = f.whole.appendTo(told)
+		}
+		told = append(told, f.frame)
+	}
+	for _, f := range told {
+		if frameKind(f) != schemas.KindResultData {
+			r.all.bundled(subject, f)
+		}
 	}
 }
 
@@ -300,7 +308,7 @@ func (r *Receiver) offer(views []view, a arrival) (some bool, reason DropReason)
 		if err != nil {
 			return false, DropInvalid
 		}
-		frames = append(frames, sizedFrame{f, int64(len(views[i].body))})
+		frames = append(frames, f)
 	}
 	defer clear(frames)
 	r.all.frames = frames

@@ -128,7 +128,7 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 			return DropInvalid
 		}
 		return r.acknowledge(stone, subject.Dispatch, m.GetSession(), m.GetSent(), "")
-	case "RunnerWorkResult", framesName:
+	case "RunnerWorkResult", "RunnerWorkWhole", framesName:
 		views, err := viewFrames(msg, subject.Kind, nil)
 		if err != nil {
 			return DropInvalid
@@ -158,7 +158,7 @@ func (r *Receivers) lateFrames(stone tombstone, dispatch string, views []view) D
 		return DropLate
 	}
 	last := views[len(views)-1]
-	if last.field != resultNum {
+	if last.field != resultNum && last.field != wholeNumber {
 		return DropLate
 	}
 	return r.acknowledge(stone, dispatch, string(last.session), last.seq, DropLate)

@@ -24,16 +24,19 @@ type Sender struct {
 
 	mu       sync.Mutex
 	out      outbox
-	bundles  bool          // the replica reads RunnerWorkFrames
-	together bool          // …with frames of several dispatches
-	trace    Trace         // on what is sent but plain chunks and progress
-	err      error         // why nothing can be sent any more
-	working  bool          // counted in all.working
-	changed  chan struct{} // closed at the next credit; nil when nobody waits for it
-	ended    func(error)   // see Deliver
-	silent   bool          // the replica is
-	onSilent func()        // called then
-	orphaned chan struct{} // closed then; nil until somebody asks for it
+	bundles  bool                      // the replica reads RunnerWorkFrames
+	together bool                      // …with frames of several dispatches
+	whole    bool                      // …or of all of a dispatch in one
+	accepter int64                     // pid of the acceptance in draft
+	draft    *runbusv1.RunnerWorkWhole // what has been sent so far, while it may yet leave in one frame; in out.memory
+	trace    Trace                     // on what is sent but plain chunks and progress
+	err      error                     // why nothing can be sent any more
+	working  bool                      // counted in all.working
+	changed  chan struct{}             // closed at the next credit; nil when nobody waits for it
+	ended    func(error)               // see Deliver
+	silent   bool                      // the replica is
+	onSilent func()                    // called then
+	orphaned chan struct{}             // closed then; nil until somebody asks for it
 }
 
 // ctl and data are the subjects of the stream.
@@ -75,6 +78,9 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 		return s.bad
 	}
 	n := chunkBytes(f)
+	if fieldOf(f) == wholeNumber {
+		return schemas.Errorf(schemas.CodeInvalid, "dispatch %s is not sent in one frame: see Finish", s.dispatch)
+	}
 	if n > ChunkBytes {
 		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", n, ChunkBytes)
 	}
@@ -107,10 +113,17 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 // the replica has acknowledged everything, with an error when it never will. The stream is closed then. ended must not block; it
 // runs on whatever goroutine finds out, before Deliver returns if that is soon.
 func (s *Sender) Deliver(result *runbusv1.RunnerWorkResult, ended func(error)) {
+	s.Finish(nil, result, ended)
+}
+
+// Finish is Send for the last chunk, if there is one (nil: none), which does not wait for the window, and Deliver for the result. Both
+// are the caller's again when it returns. After Whole they leave in one frame with what was sent before, if nothing of that has left, and
+// together they are small.
+func (s *Sender) Finish(last *runbusv1.RunnerWorkChunk, result *runbusv1.RunnerWorkResult, ended func(error)) {
 	err := s.bad
 	if err == nil {
 		s.mu.Lock()
-		if err = s.take(result, 0); err == nil {
+		if err = s.finish(last, result); err == nil {
 			s.ended = ended
 		}
 		s.mu.Unlock()
@@ -134,16 +147,29 @@ func (s *Sender) take(f Frame, n int64) error {
 	kept := outFrame{bytes: n}
 	switch f := f.(type) {
 	case *runbusv1.RunnerWorkAccepted:
-		if s.out.last > 0 {
+		if s.out.last > 0 || s.draft != nil {
 			return schemas.Errorf(schemas.CodeInvalid, "dispatch %s is accepted by its first frame or not at all", s.dispatch)
+		}
+		if s.whole {
+			s.begin(f)
+			return nil
 		}
 	case *runbusv1.RunnerWorkProgress:
 		f.DispatchId, f.Session, f.Seq = s.dispatch, s.session, 0
+		if s.draft != nil && s.note(f) {
+			return nil
+		}
+		s.settle()
 		if !s.out.admit(f) {
 			s.out.merged = proto.CloneOf(f)
 			return nil
 		}
 		kept.progress = true
+	default:
+		s.settle()
+	}
+	if s.err != nil {
+		return s.err
 	}
 	if err := stamp(f, s.dispatch, s.session, s.out.last+1); err != nil {
 		return err
@@ -152,7 +178,7 @@ func (s *Sender) take(f Frame, n int64) error {
 	if kept.encoded, err = s.out.encode(f); err != nil {
 		return err
 	}
-	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
+	if kept.field == resultNum || kept.field == wholeNumber {
 		s.out.final, s.out.merged = true, nil
 		s.rest()
 	}
@@ -171,7 +197,7 @@ func (s *Sender) Held() int64 {
 func (s *Sender) Drain(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.await(ctx, func() bool { return s.out.acked == s.out.last && s.out.merged == nil })
+	return s.await(ctx, func() bool { return s.out.acked == s.out.last && s.out.merged == nil && s.draft == nil })
 }
 
 // await waits for a condition over the outbox. The lock is held, but not while waiting.
@@ -244,6 +270,7 @@ func (s *Sender) fail(err error) {
 	}
 	s.err = err
 	s.rest()
+	s.dropDraft()
 	s.out.release()
 	s.out.merged = nil
 	s.out.cursor, s.out.acked = s.out.last+1, s.out.last

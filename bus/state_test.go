@@ -69,6 +69,7 @@ func (w *world) sendChunk(t *rapid.T, size int) {
 
 // publish moves what the sender would write onto the network.
 func (w *world) publish() {
+	w.sender.settle()
 	for b := (batch{}); ; {
 		large, _, _, full := w.sender.gather(&b, w.sender.bundles)
 		if len(b.parts) > 0 {
@@ -116,24 +117,26 @@ func (w *world) arrive(t *rapid.T, msg *nats.Msg) {
 
 // consume takes frames out as the caller of Next does, and checks what comes.
 func (w *world) consume(t *rapid.T) {
-	f, ok := w.in.next()
-	if !ok {
-		return
+	var few [5]Frame
+	frames, _ := w.in.next(few[:0])
+	for _, f := range frames {
+		if f.GetSeq() != w.lastSeq+1 {
+			t.Fatalf("frame %d came after %d", f.GetSeq(), w.lastSeq)
+		}
+		if w.finished {
+			t.Fatalf("frame %d came after the result", f.GetSeq())
+		}
+		w.handed = append(w.handed, f)
+		switch f := f.(type) {
+		case *runbusv1.RunnerWorkChunk:
+			w.got++
+			w.gotSum = sha256.Sum256(append(w.gotSum[:], f.GetArrowIpc()...))
+		case *runbusv1.RunnerWorkResult:
+			w.finished = true
+		}
 	}
-	if f.GetSeq() != w.lastSeq+1 {
-		t.Fatalf("frame %d came after %d", f.GetSeq(), w.lastSeq)
-	}
-	if w.finished {
-		t.Fatalf("frame %d came after the result", f.GetSeq())
-	}
-	w.lastSeq = f.GetSeq()
-	w.handed = append(w.handed, f)
-	switch f := f.(type) {
-	case *runbusv1.RunnerWorkChunk:
-		w.got++
-		w.gotSum = sha256.Sum256(append(w.gotSum[:], f.GetArrowIpc()...))
-	case *runbusv1.RunnerWorkResult:
-		w.finished = true
+	if n := len(frames); n > 0 {
+		w.lastSeq = frames[n-1].GetSeq() // all of one have its number
 	}
 }
 
@@ -201,6 +204,7 @@ func TestStreamSurvivesAnyNetwork(t *testing.T) {
 		w := newWorld(rapid.SampledFrom([]int64{MinWindow, DefaultWindow, MaxWindow}).Draw(t, "window"))
 		reorder := rapid.Bool().Draw(t, "reorder")
 		w.sender.bundles = rapid.Bool().Draw(t, "bundles")
+		w.sender.whole = rapid.Bool().Draw(t, "whole")
 		w.send(t, &runbusv1.RunnerWorkAccepted{})
 		size := rapid.SampledFrom([]int{8, 1000, 200 << 10, 300 << 10, ChunkBytes})
 		t.Repeat(map[string]func(*rapid.T){
@@ -268,7 +272,7 @@ func TestStreamSurvivesAnyNetwork(t *testing.T) {
 
 // finish sends the result over a network that loses nothing any more and waits, in the clock of the test, for the end.
 func (w *world) finish(t *rapid.T) {
-	w.send(t, &runbusv1.RunnerWorkResult{})
+	w.last(t)
 	for round := 0; w.sender.out.acked < w.sender.out.last || !w.finished; round++ {
 		if round > 200 {
 			t.Fatalf("no end: runner has %d of %d acknowledged, replica %d, seen %d", w.sender.out.acked, w.sender.out.last, w.in.last, w.in.highest)
@@ -293,6 +297,21 @@ func (w *world) finish(t *rapid.T) {
 	}
 	if w.got != w.sent || !bytes.Equal(w.gotSum[:], w.sum[:]) {
 		t.Fatalf("%d chunks arrived of %d, or not as they were sent", w.got, w.sent)
+	}
+}
+
+// last sends the last chunk and the result, as one frame with all that came before if none of that has left.
+func (w *world) last(t *rapid.T) {
+	b := binary.BigEndian.AppendUint64(nil, uint64(w.sent))
+	w.sent++
+	w.sum = sha256.Sum256(append(w.sum[:], b...))
+	whole := w.sender.draft != nil
+	result := &runbusv1.RunnerWorkResult{Started: true, Outcome: &runbusv1.RunnerWorkResult_Response{Response: &runbusv1.RunFetchResponse{Rows: 1, Bytes: 8}}}
+	if err := w.sender.finish(&runbusv1.RunnerWorkChunk{ArrowIpc: b, Rows: 1, Bytes: 8}, result); err != nil {
+		t.Fatalf("finish: %v", err)
+	}
+	if whole != (w.sender.out.last == 1) {
+		t.Fatalf("%d frames of a stream that could be one: %t", w.sender.out.last, whole)
 	}
 }
 
@@ -420,8 +439,8 @@ func TestFloodIsBounded(t *testing.T) {
 		if n := len(w.in.queue); n == 0 || n > mostHeldBytes/len(text) {
 			t.Errorf("%s: %d frames of 1 MB held", name, n)
 		}
-		for f, ok := w.in.next(); ok; f, ok = w.in.next() {
-			w.in.done(f.GetSeq())
+		for frames, ok := w.in.next(nil); ok; frames, ok = w.in.next(frames) {
+			w.in.done(frames[len(frames)-1].GetSeq())
 		}
 		if w.in.held != 0 {
 			t.Errorf("%s: all consumed, and %d bytes held", name, w.in.held)

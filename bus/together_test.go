@@ -66,6 +66,7 @@ func TestManyDispatchesShareMessages(t *testing.T) {
 	}
 	receivers := map[string]*bus.Receiver{}
 	var all sync.WaitGroup
+	free := p.receivers.Busy()
 	for i := range dispatches {
 		id := schemas.NewID()
 		if i == 0 {
@@ -84,8 +85,10 @@ func TestManyDispatchesShareMessages(t *testing.T) {
 		})
 	}
 	all.Wait()
+	free()
 	seen := map[string]bool{}
 	ended := make(chan error, dispatches)
+	free = p.senders.Busy()
 	for range dispatches {
 		w := <-works
 		id := w.m.GetDispatchId()
@@ -105,6 +108,7 @@ func TestManyDispatchesShareMessages(t *testing.T) {
 		})
 	}
 	all.Wait()
+	free()
 	for id, r := range receivers {
 		next[*runbusv1.RunnerWorkAccepted](t, r)
 		if c := next[*runbusv1.RunnerWorkChunk](t, r); string(c.GetArrowIpc()) != id || c.GetDispatchId() != id {

@@ -24,6 +24,15 @@ type view struct {
 type sizedFrame struct {
 	frame Frame
 	size  int64
+	whole *whole // what comes before frame, a result, if it came as a RunnerWorkWhole
+}
+
+// chunkBytes is what it takes of the window.
+func (f sizedFrame) chunkBytes() int64 {
+	if f.whole != nil {
+		return chunkBytes(f.whole.chunk)
+	}
+	return chunkBytes(f.frame)
 }
 
 // shareAbove is from how many bytes on a piece of Arrow shares the memory of its message, if most of that is the piece. A message of
@@ -45,7 +54,7 @@ func viewFrames(msg *nats.Msg, kind schemas.Kind, into []view) ([]view, error) {
 		if number == 0 {
 			return nil, schemas.Errorf(schemas.CodeInvalid, "%q is not a frame of a result", clip(name))
 		}
-		if (number == chunkNumber) != (kind == schemas.KindResultData) {
+		if hasRows(number) != (kind == schemas.KindResultData) {
 			return nil, schemas.Errorf(schemas.CodeInvalid, "a %s came on a subject for others", name)
 		}
 		v, err := viewOf(number, msg.Data)
@@ -63,8 +72,8 @@ func viewFrames(msg *nats.Msg, kind schemas.Kind, into []view) ([]view, error) {
 		if !one.next() || one.kind != protowire.BytesType || len(one.rest) > 0 {
 			return nil, errNoFrame()
 		}
-		if one.number == chunkNumber && kind != schemas.KindResultData {
-			return nil, schemas.Errorf(schemas.CodeInvalid, "a chunk came on a subject for others")
+		if hasRows(one.number) && kind != schemas.KindResultData {
+			return nil, schemas.Errorf(schemas.CodeInvalid, "rows came on a subject for others")
 		}
 		v, err := viewOf(one.number, one.bytes)
 		if err != nil {
@@ -113,16 +122,28 @@ func prefixed(b []byte, tag byte, text *[]byte) (rest []byte, ok bool) {
 }
 
 // fieldNames reports whether a field of RunnerWorkFrame is one of a frame.
-func fieldNames(field protowire.Number) bool { return field >= acceptedNumber && field <= resultNum }
+func fieldNames(field protowire.Number) bool {
+	return field >= acceptedNumber && field <= resultNum || field == wholeNumber
+}
 
 // decode reads the frame. p, which may be nil, has memory for it; n keeps what frames have in common. Arrow is left in the memory of
 // the message, which has whole bytes, if share is true for a small one, or if most of it is that piece.
-func (v *view) decode(n *names, p *parts, whole int, share bool) (Frame, error) {
-	if v.frame != nil {
-		return v.frame, nil
+func (v *view) decode(n *names, p *parts, whole int, share bool) (sizedFrame, error) {
+	f := sizedFrame{frame: v.frame, size: int64(len(v.body))}
+	var err error
+	if f.frame == nil {
+		f.frame, f.whole, err = v.read(n, p, whole, share)
 	}
+	if w, ok := f.frame.(*runbusv1.RunnerWorkWhole); ok && err == nil {
+		f.frame, f.whole = split(w)
+	}
+	return f, err
+}
+
+// read is decode for a frame that begins as we write it. A RunnerWorkWhole may come as it is, or in parts.
+func (v *view) read(n *names, p *parts, whole int, share bool) (Frame, *whole, error) {
 	if !same(&n.dispatch, v.dispatch) || !same(&n.session, v.session) {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the id in a frame is not UTF-8")
+		return nil, nil, schemas.Errorf(schemas.CodeInvalid, "the id in a frame is not UTF-8")
 	}
 	dispatch, session := n.dispatch, n.session
 	var f Frame
@@ -140,9 +161,14 @@ func (v *view) decode(n *names, p *parts, whole int, share bool) (Frame, error) 
 		m := p.forChunk()
 		m.DispatchId, m.Session, m.Seq = dispatch, session, v.seq
 		f, ok = m, n.chunk(v.rest, m)
-		if piece := m.ArrowIpc; len(piece) > 0 && (!share || whole > shareWithin) && (len(piece) < shareAbove || len(piece) < whole/2) {
-			m.ArrowIpc = append([]byte{}, piece...)
+		m.ArrowIpc = own(m.ArrowIpc, whole, share)
+	case wholeNumber:
+		if w := p.forWhole(); w.read(v.rest) {
+			w.name(dispatch, session)
+			w.chunk.ArrowIpc = own(w.chunk.ArrowIpc, whole, share)
+			return w.result, w, w.check(v.seq)
 		}
+		f = &runbusv1.RunnerWorkWhole{}
 	default:
 		m := p.forResult()
 		m.result.DispatchId, m.result.Session, m.result.Seq = dispatch, session, v.seq
@@ -150,13 +176,21 @@ func (v *view) decode(n *names, p *parts, whole int, share bool) (Frame, error) 
 	}
 	if !ok {
 		if err := unmarshal(shortName(f), v.body, f); err != nil { // which begins with a reset
-			return nil, err
+			return nil, nil, err
 		}
 	}
 	if f.GetDispatchId() != dispatch || f.GetSession() != session || f.GetSeq() != v.seq {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "a %s says twice, and not the same, whose it is", shortName(f))
+		return nil, nil, schemas.Errorf(schemas.CodeInvalid, "a %s says twice, and not the same, whose it is", shortName(f))
 	}
-	return f, checkFrame(f)
+	return f, nil, checkFrame(f)
+}
+
+// own is a piece of Arrow in a message of whole bytes, or a copy of it where the message should not be kept for it.
+func own(piece []byte, whole int, share bool) []byte {
+	if len(piece) > 0 && (!share || whole > shareWithin) && (len(piece) < shareAbove || len(piece) < whole/2) {
+		return append([]byte{}, piece...)
+	}
+	return piece
 }
 
 // same makes text what b says, without a new string if it does already. It returns false for what is not UTF-8.
@@ -181,7 +215,7 @@ func decodeFrames(msg *nats.Msg, kind schemas.Kind, into []sizedFrame) ([]sizedF
 		if err != nil {
 			return nil, err
 		}
-		into = append(into, sizedFrame{f, int64(len(views[i].body))})
+		into = append(into, f)
 	}
 	return into, nil
 }
@@ -198,6 +232,8 @@ func readFrame(number protowire.Number, body []byte) (Frame, error) {
 		f = &runbusv1.RunnerWorkChunk{}
 	case resultNum:
 		f = &runbusv1.RunnerWorkResult{}
+	case wholeNumber:
+		f = &runbusv1.RunnerWorkWhole{}
 	default:
 		return nil, errNoFrame()
 	}

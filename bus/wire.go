@@ -27,9 +27,12 @@ const (
 	assignmentBundlesNumber, assignmentTogetherNumber      = 89, 90
 	assignmentParentNumber, assignmentStateNumber          = 91, 92
 	assignmentWholeNumber, assignmentTellNumber            = 95, 96
+	assignmentOneNumber                                    = 97
 	framesNumber                                           = 163
 	acceptedNumber, progressNumber, chunkNumber, resultNum = 164, 165, 166, 167
 	creditsNumber, assignmentsNumber                       = 168, 169
+	wholeNumber, wholeAtNumber, wholeUpdatesNumber         = 180, 181, 182
+	wholeArrowNumber, wholeResponseNumber, wholeXxh3Number = 183, 184, 185
 )
 
 func appendString(b []byte, n protowire.Number, s string) []byte {
@@ -87,7 +90,7 @@ func appendFrame(b []byte, f Frame) ([]byte, error) {
 		case *runbusv1.RunnerWorkProgress:
 			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
 			if f.Update != nil {
-				b = appendUpdate(b, f.Update)
+				b = appendUpdate(b, progressUpdateNumber, f.Update)
 			}
 			return b, nil
 		case *runbusv1.RunnerWorkChunk:
@@ -102,14 +105,27 @@ func appendFrame(b []byte, f Frame) ([]byte, error) {
 			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
 			b = appendBytes(appendBool(b, resultStartedNumber, f.Started), resultSha256Number, f.StreamSha256)
 			b = appendBytes(b, resultXxh3Number, f.RestXxh3)
-			return appendResponse(b, response.Response), nil
+			return appendResponse(b, resultResponseNumber, response.Response), nil
+		case *runbusv1.RunnerWorkWhole:
+			if f.Response == nil || len(f.Response.Notices) > 0 {
+				break
+			}
+			b = appendIdentity(b, f.DispatchId, f.Session, f.Seq)
+			if at := f.AcceptedAt; at != nil {
+				b = appendClock(b, wholeAtNumber, at.Seconds, at.Nanos)
+			}
+			for _, u := range f.Updates {
+				b = appendUpdate(b, wholeUpdatesNumber, u)
+			}
+			b = appendResponse(appendBytes(b, wholeArrowNumber, f.ArrowIpc), wholeResponseNumber, f.Response)
+			return appendBytes(b, wholeXxh3Number, f.RestXxh3), nil
 		}
 	}
 	return proto.MarshalOptions{}.MarshalAppend(b, f)
 }
 
-// appendUpdate writes the update of a progress.
-func appendUpdate(b []byte, u *runbusv1.RunFetchUpdate) []byte {
+// appendUpdate writes an update as field n.
+func appendUpdate(b []byte, n protowire.Number, u *runbusv1.RunFetchUpdate) []byte {
 	var room [160]byte
 	inner := appendInt(room[:0], 1, int64(u.Phase))
 	inner = appendString(inner, 2, u.Message)
@@ -118,12 +134,12 @@ func appendUpdate(b []byte, u *runbusv1.RunFetchUpdate) []byte {
 	if at := u.At; at != nil {
 		inner = appendClock(inner, 6, at.Seconds, at.Nanos)
 	}
-	return protowire.AppendBytes(protowire.AppendTag(b, progressUpdateNumber, protowire.BytesType), inner)
+	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), inner)
 }
 
-// appendResponse writes the response of a result; it has no notices.
-func appendResponse(b []byte, r *runbusv1.RunFetchResponse) []byte {
-	b = protowire.AppendTag(b, resultResponseNumber, protowire.BytesType)
+// appendResponse writes a response, which has no notices, as field n.
+func appendResponse(b []byte, n protowire.Number, r *runbusv1.RunFetchResponse) []byte {
+	b = protowire.AppendTag(b, n, protowire.BytesType)
 	b = append(b, 0)
 	at := len(b)
 	b = appendInt(appendInt(appendInt(b, 1, r.Rows), 2, r.Bytes), 3, r.WireBytes)

@@ -33,6 +33,11 @@ func TestFramesAreWrittenAsProtobufDoes(t *testing.T) {
 			Rows: -1, Bytes: -1, WireBytes: -1, RunnerPid: -1, Elapsed: &durationpb.Duration{Seconds: -1, Nanos: -1},
 		}}},
 		&runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Response{Response: &runbusv1.RunFetchResponse{Notices: []*runbusv1.Notice{{Message: "x"}}}}},
+		&runbusv1.RunnerWorkWhole{}, &runbusv1.RunnerWorkWhole{Seq: 1, Response: &runbusv1.RunFetchResponse{}},
+		&runbusv1.RunnerWorkWhole{DispatchId: "d", Session: "s", Seq: 1, AcceptedAt: &timestamppb.Timestamp{Seconds: -1, Nanos: -1}, ArrowIpc: long, RestXxh3: long[:16],
+			Updates:  []*runbusv1.RunFetchUpdate{{}, {Message: string(long[:300]), At: &timestamppb.Timestamp{}}},
+			Response: &runbusv1.RunFetchResponse{Rows: -1, Bytes: -1, WireBytes: -1, RunnerPid: -1, Elapsed: &durationpb.Duration{Seconds: -1, Nanos: -1}}},
+		&runbusv1.RunnerWorkWhole{Seq: 1, Response: &runbusv1.RunFetchResponse{Notices: []*runbusv1.Notice{{Message: "x"}}}},
 		&runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: &runbusv1.ErrorDetail{Code: "failed"}}},
 	} {
 		want, err := proto.MarshalOptions{Deterministic: true}.Marshal(f)
@@ -81,7 +86,7 @@ func TestFramesAreWrittenAsProtobufDoes(t *testing.T) {
 // Assignments are what protobuf sees in them, or they are refused.
 func FuzzAssignments(f *testing.F) {
 	full := &runbusv1.RunnerWorkAssignment{
-		DispatchId: "d", Session: "s", Replica: "c", AcceptBy: timestamppb.Now(), Deadline: timestamppb.Now(), CredentialsFollow: true, WindowBytes: 5, Bundles: true, Together: true, Xxh3: true, Xxh3Whole: true, ChunksTell: true,
+		DispatchId: "d", Session: "s", Replica: "c", AcceptBy: timestamppb.Now(), Deadline: timestamppb.Now(), CredentialsFollow: true, WindowBytes: 5, Bundles: true, Together: true, Xxh3: true, Xxh3Whole: true, ChunksTell: true, Whole: true,
 		Traceparent: "00-1", Tracestate: "a=b", Request: &runbusv1.RunFetchRequest{
 			Source: &runbusv1.Source{Kind: "file", Settings: map[string]string{"path": "x", "": "y"}}, Query: "q", MaxRows: 1, MaxBytes: 2,
 		},

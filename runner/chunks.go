@@ -30,6 +30,7 @@ type chunks struct {
 	space *workspace // set before the first Write; not used when ended
 	buf   []byte
 	ended bool // the alarm does nothing any more
+	whole bool // all of the stream is in buf, and leaves with the result
 	sent  int64
 	err   error
 }
@@ -43,8 +44,11 @@ func (c *chunks) Write(p []byte) (int, error) {
 	defer c.mu.Unlock()
 	n := len(p)
 	for len(p) > 0 {
-		if c.err != nil {
+		switch {
+		case c.err != nil:
 			return n - len(p), c.err
+		case c.whole: // of a connector that goes on
+			return n - len(p), bus.ErrClosed
 		}
 		take := min(len(p), bus.ChunkBytes-len(c.buf))
 		if len(c.buf) == 0 {
@@ -82,11 +86,48 @@ func (c *chunks) release() {
 	c.buf = nil
 }
 
-func (c *chunks) flush() error {
+// finish sends what is buffered, or keeps it for last, if it is all of the stream and may leave with the result.
+func (c *chunks) finish() error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if n := len(c.buf); n > 0 && c.sent == 0 && c.err == nil && c.sender.Holds(n) {
+		c.due.Store(0)
+		c.count()
+		c.whole = true
+		return nil
+	}
 	c.send()
 	return c.err
+}
+
+// last is the chunk that leaves with the result, nil for none: of a work that has failed nothing is left to be sent. It comes after end,
+// and is valid until forget.
+func (c *chunks) last(r *runbusv1.RunnerWorkResult) *runbusv1.RunnerWorkChunk {
+	if !c.whole || r.GetResponse() == nil {
+		return nil
+	}
+	chunk := &c.space.chunk
+	chunk.ArrowIpc, chunk.Rows, chunk.Bytes = c.buf, r.GetResponse().GetRows(), r.GetResponse().GetBytes()
+	return chunk
+}
+
+// kept is how many bytes last has. It comes after end.
+func (c *chunks) kept() int64 { return int64(len(c.buf)) }
+
+// forget gives the memory of last back.
+func (c *chunks) forget() {
+	if c.whole {
+		c.space.chunk.ArrowIpc = nil
+		c.mu.Lock()
+		c.release()
+		c.mu.Unlock()
+	}
+}
+
+// count takes what is buffered for sent; mu is held.
+func (c *chunks) count() {
+	c.space.digest.Add(c.buf)
+	c.sent += int64(len(c.buf))
 }
 
 // send sends what is buffered; mu is held.
@@ -95,8 +136,7 @@ func (c *chunks) send() {
 		return
 	}
 	c.due.Store(0)
-	c.space.digest.Add(c.buf)
-	c.sent += int64(len(c.buf))
+	c.count()
 	chunk := &c.space.chunk
 	chunk.ArrowIpc, chunk.Rows, chunk.Bytes = c.buf, c.counts.Rows(), c.counts.Bytes()
 	c.err = c.sender.Send(c.ctx, chunk)
@@ -133,13 +173,15 @@ func (c *chunks) flushLate() {
 	}
 }
 
-// end has nothing sent any more, and gives memory back.
+// end has nothing sent any more, and gives memory back that last does not need.
 func (c *chunks) end() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ended = true
 	c.due.Store(0)
-	c.release()
+	if !c.whole {
+		c.release()
+	}
 }
 
 // sumInto puts the checksum of what was sent into a result. It comes after end, if anything was written; the result is valid as long as

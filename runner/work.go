@@ -56,16 +56,19 @@ type task struct {
 	credentialsFollow bool
 	bundles           bool // small frames may leave together
 	chunksTell        bool // …and a first chunk without a progress that says it
+	whole             bool // …and all of it in one frame, if it is little
 	scheme            bus.Scheme
 }
 
 func taskOf(m *runbusv1.RunnerWorkAssignment) task {
 	req := m.GetRequest()
-	return task{
+	t := task{
 		kind: req.GetSource().GetKind(), query: req.GetQuery(), settings: req.GetSource().GetSettings(),
 		limits:            source.Limits{MaxRows: req.GetMaxRows(), MaxBytes: req.GetMaxBytes()},
 		credentialsFollow: m.GetCredentialsFollow(), bundles: m.GetBundles(), chunksTell: m.GetChunksTell(), scheme: bus.SchemeOf(m),
 	}
+	t.whole = m.GetWhole() && t.bundles && t.scheme == bus.SchemeXXH3 && !t.credentialsFollow
+	return t
 }
 
 // workspace is what a goroutine that runs works has for what they send, one after the other: the bus has encoded a frame when it has taken it.
@@ -113,6 +116,9 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	}
 	if m.GetTogether() {
 		w.sender.Together()
+	}
+	if w.task.whole {
+		w.sender.Whole()
 	}
 	ctx, span, answers := a.startSpan(context.Background(), m, from)
 	w.span = span
@@ -287,7 +293,7 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 		err = out.Close()
 	}
 	if err == nil {
-		err = stream.flush()
+		err = stream.finish()
 	}
 	if leaving.refusal != nil { // in the policy's words, whatever the connector made of them
 		err = leaving.refusal
@@ -369,7 +375,8 @@ func (w *work) reason(err error) error {
 // deliver sends the last frame, and has over called when the control plane has it. A replica that is silent may only have been stopped
 // for a while, and its caller waits: the result is kept for it as long as for any other.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
-	w.sender.Deliver(result, w.over)
+	w.sender.Finish(w.stream.last(result), result, w.over)
+	w.stream.forget()
 	w.logDone(result.GetResponse())
 }
 

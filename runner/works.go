@@ -242,7 +242,7 @@ func (w *works) close(reason *schemas.Error) {
 // ended frees the slot of a work, which has its result and keeps it for so long at most. It reports whether nobody seems to wait for
 // that.
 func (w *works) ended(job *work, delivery time.Duration) (silent bool) {
-	held := job.sender.Held()
+	held := job.sender.Held() + job.stream.kept()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if job.refused == nil {

@@ -121,6 +121,7 @@ func TestUndeliveredResultsAreBounded(t *testing.T) {
 	ended := make(chan struct{}, 256)
 	p := cp.start(t, nil, func(a *Agent) {
 		a.waits.goodbye = time.Millisecond
+		a.waits.delivery, a.times = time.Hour, []bus.Option{bus.OrphanAfter(time.Hour)} // however long the test takes
 		playing(func(_ context.Context, _ source.Request, out *source.Output) error {
 			defer func() { ended <- struct{}{} }()
 			return oneRow(out)

@@ -19,7 +19,7 @@ const (
 	KindControl    Kind = "control"   // replica → one session of a runner: RunnerControl
 	KindCredit     Kind = "credit"    // replica → runner, per dispatch: RunnerWorkCredit
 	KindResultCtl  Kind = "ctl"       // runner → waiting replica, per dispatch: accepted, progress, resume, result
-	KindResultData Kind = "data"      // runner → waiting replica, per dispatch: RunnerWorkChunk
+	KindResultData Kind = "data"      // runner → waiting replica, per dispatch: what has rows, RunnerWorkChunk and RunnerWorkWhole
 	KindReply      Kind = "reply"     // runner → replica: RunnerControlReply
 	KindInbox      Kind = "inbox"     // replica → runner: answers to requests
 )

@@ -177,25 +177,41 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	if row := fetch.Lines[slices.IndexFunc(fetch.Lines, func(l stack.Line) bool { return l.Type == "row" })]; !strings.Contains(string(row.Row), cell) {
 		t.Fatalf("the caller got %s", row.Row)
 	}
+	// One without credentials may come in one frame, rows and all, which ops is told of without them.
+	open := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = fmt.Fprintf(w, "{\"n\":1,\"text\":%q}\n", cell)
+	}))
+	t.Cleanup(open.Close)
+	small := i.api.Fetch(t, map[string]any{
+		"runnerId": "edge", "source": map[string]any{"kind": "http", "settings": map[string]string{"url": open.URL, "format": "jsonl"}},
+	})
+	if end := small.End(); end.Outcome != "completed" || end.Rows != 1 {
+		t.Fatalf("the small fetch ended with %+v", end)
+	}
 	edge.Stop(t)
 
 	// The goodbye is the last that the runner says. What the control plane sends is copied by a task of its own.
 	watch.Stdout.Must(t, "RunnerGoodbye {")
 	id := fetch.Dispatch
 	// A frame is a message of its own, or one of several in one.
-	frame := func(name, field string) string { return `(` + name + ` |"` + field + `":)\{"dispatchId":"` + id + `"` }
+	frameOf := func(id, name, field string) string {
+		return `(` + name + ` |"` + field + `":)\{"dispatchId":"` + id + `"`
+	}
+	frame := func(name, field string) string { return frameOf(id, name, field) }
 	for what, pattern := range map[string]string{
-		"hello":       `RunnerHello \{"runnerId":"edge"`,
-		"heartbeat":   `RunnerHeartbeat \{"session":"[0-9a-f]{32}"`,
-		"assignment":  `RunnerWorkAssignment \{"dispatchId":"` + id + `".*"request":\{"source":\{"kind":"http"`,
-		"credentials": `RunnerWorkCredentials \{"dispatchId":"` + id + `".*"sealed":\{"suite":"MLKEM768-X25519/HKDF-SHA256/AES-256-GCM"`,
-		"accepted":    frame("RunnerWorkAccepted", "accepted"),
-		"progress":    frame("RunnerWorkProgress", "progress") + `.*"phase":"PHASE_`,
-		"credit":      `RunnerWorkCredit \{"dispatchId":"` + id + `"`,
-		"result":      frame("RunnerWorkResult", "result") + `.*"response":\{"rows":"2"`,
-		"goodbye":     `RunnerGoodbye \{"session":"[0-9a-f]{32}"`,
-		"subject":     `Received on "runbus\.v1\.local\.runner\.edge\.work\.[0-9a-f]{32}"`,
-		"type header": `Runbus-Type: RunnerWork(Result|Frames)`,
+		"hello":                       `RunnerHello \{"runnerId":"edge"`,
+		"heartbeat":                   `RunnerHeartbeat \{"session":"[0-9a-f]{32}"`,
+		"assignment":                  `RunnerWorkAssignment \{"dispatchId":"` + id + `".*"request":\{"source":\{"kind":"http"`,
+		"credentials":                 `RunnerWorkCredentials \{"dispatchId":"` + id + `".*"sealed":\{"suite":"MLKEM768-X25519/HKDF-SHA256/AES-256-GCM"`,
+		"accepted":                    frame("RunnerWorkAccepted", "accepted"),
+		"progress":                    frame("RunnerWorkProgress", "progress") + `.*"phase":"PHASE_`,
+		"credit":                      `RunnerWorkCredit \{"dispatchId":"` + id + `"`,
+		"result":                      frame("RunnerWorkResult", "result") + `.*"response":\{"rows":"2"`,
+		"acceptance of the small one": frameOf(small.Dispatch, "RunnerWorkAccepted", "accepted"),
+		"result of the small one":     frameOf(small.Dispatch, "RunnerWorkResult", "result") + `.*"response":\{"rows":"1"`,
+		"goodbye":                     `RunnerGoodbye \{"session":"[0-9a-f]{32}"`,
+		"subject":                     `Received on "runbus\.v1\.local\.runner\.edge\.work\.[0-9a-f]{32}"`,
+		"type header":                 `Runbus-Type: RunnerWork(Result|Frames)`,
 	} {
 		if err := watch.Stdout.Match(regexp.MustCompile(pattern)); err != nil {
 			t.Errorf("no %s (%s) is shown: %v", what, pattern, err)
@@ -203,7 +219,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	}
 	shown := watch.Stdout.String()
 	for what, absent := range map[string]string{
-		"a cell": cell, "the secret": secret, "the runner's token": token, "the admin's token": i.api.Token, "a chunk": "RunnerWorkChunk", "a chunk among others": `"chunk":{`, "a subject of chunks": ".data\"",
+		"a cell": cell, "the secret": secret, "the runner's token": token, "the admin's token": i.api.Token, "a chunk": "RunnerWorkChunk", "a dispatch with its rows": "RunnerWorkWhole", "a chunk among others": `"chunk":{`, "a subject of chunks": ".data\"",
 		"an undecoded body": "that are no message of this version",
 	} {
 		if strings.Contains(shown, absent) {

@@ -50,6 +50,8 @@ type RunnerWorkAssignment struct {
 	// True: a progress of phase STREAMING that would leave with the first chunk is not sent; the chunk says as much. Said to runners
 	// whose hello lists `chunks-tell`.
 	ChunksTell bool `protobuf:"varint,96,opt,name=chunks_tell,json=chunksTell,proto3" json:"chunks_tell,omitempty"`
+	// True: the replica reads RunnerWorkWhole. Said to runners whose hello lists `whole`.
+	Whole bool `protobuf:"varint,97,opt,name=whole,proto3" json:"whole,omitempty"`
 	// The W3C trace context, if any, of an assignment in RunnerWorkAssignments; one that comes alone has it in its headers.
 	Traceparent   string `protobuf:"bytes,91,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	Tracestate    string `protobuf:"bytes,92,opt,name=tracestate,proto3" json:"tracestate,omitempty"`
@@ -174,6 +176,13 @@ func (x *RunnerWorkAssignment) GetXxh3Whole() bool {
 func (x *RunnerWorkAssignment) GetChunksTell() bool {
 	if x != nil {
 		return x.ChunksTell
+	}
+	return false
+}
+
+func (x *RunnerWorkAssignment) GetWhole() bool {
+	if x != nil {
+		return x.Whole
 	}
 	return false
 }
@@ -854,7 +863,7 @@ func (*RunnerWorkResult_Response) isRunnerWorkResult_Outcome() {}
 func (*RunnerWorkResult_Error) isRunnerWorkResult_Outcome() {}
 
 // RunnerWorkFrames is several small frames in one message, those of a dispatch in the order of their numbers: of one dispatch on
-// its `data` if a chunk is among them, else on its `ctl`; of several dispatches, all of one replica that reads that, on
+// its `data` if rows are among them, else on its `ctl`; of several dispatches, all of one replica that reads that, on
 // `result.<replica>.all.data`. It means the same as its frames one by one.
 type RunnerWorkFrames struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -909,6 +918,7 @@ type RunnerWorkFrame struct {
 	//	*RunnerWorkFrame_Progress
 	//	*RunnerWorkFrame_Chunk
 	//	*RunnerWorkFrame_Result
+	//	*RunnerWorkFrame_Whole
 	Frame         isRunnerWorkFrame_Frame `protobuf_oneof:"frame"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -987,6 +997,15 @@ func (x *RunnerWorkFrame) GetResult() *RunnerWorkResult {
 	return nil
 }
 
+func (x *RunnerWorkFrame) GetWhole() *RunnerWorkWhole {
+	if x != nil {
+		if x, ok := x.Frame.(*RunnerWorkFrame_Whole); ok {
+			return x.Whole
+		}
+	}
+	return nil
+}
+
 type isRunnerWorkFrame_Frame interface {
 	isRunnerWorkFrame_Frame()
 }
@@ -1007,6 +1026,10 @@ type RunnerWorkFrame_Result struct {
 	Result *RunnerWorkResult `protobuf:"bytes,167,opt,name=result,proto3,oneof"`
 }
 
+type RunnerWorkFrame_Whole struct {
+	Whole *RunnerWorkWhole `protobuf:"bytes,180,opt,name=whole,proto3,oneof"`
+}
+
 func (*RunnerWorkFrame_Accepted) isRunnerWorkFrame_Frame() {}
 
 func (*RunnerWorkFrame_Progress) isRunnerWorkFrame_Frame() {}
@@ -1014,6 +1037,115 @@ func (*RunnerWorkFrame_Progress) isRunnerWorkFrame_Frame() {}
 func (*RunnerWorkFrame_Chunk) isRunnerWorkFrame_Frame() {}
 
 func (*RunnerWorkFrame_Result) isRunnerWorkFrame_Frame() {}
+
+func (*RunnerWorkFrame_Whole) isRunnerWorkFrame_Frame() {}
+
+// RunnerWorkWhole is a small dispatch in one frame, its first and last: an acceptance, progress, the only chunk and a response, in this
+// order. It is sent instead of these if none of them has left when the last is there, where the assignment's `whole` is true. It has rows,
+// so it goes to `data`.
+type RunnerWorkWhole struct {
+	state      protoimpl.MessageState `protogen:"open.v1"`
+	DispatchId string                 `protobuf:"bytes,1,opt,name=dispatch_id,json=dispatchId,proto3" json:"dispatch_id,omitempty"`
+	Session    string                 `protobuf:"bytes,2,opt,name=session,proto3" json:"session,omitempty"`
+	// 1.
+	Seq uint64 `protobuf:"varint,3,opt,name=seq,proto3" json:"seq,omitempty"`
+	// RunnerWorkAccepted.at; its pid is the response's.
+	AcceptedAt *timestamppb.Timestamp `protobuf:"bytes,181,opt,name=accepted_at,json=acceptedAt,proto3" json:"accepted_at,omitempty"`
+	Updates    []*RunFetchUpdate      `protobuf:"bytes,182,rep,name=updates,proto3" json:"updates,omitempty"`
+	// The chunk, whose rows and bytes are the response's; empty: there is none.
+	ArrowIpc []byte            `protobuf:"bytes,183,opt,name=arrow_ipc,json=arrowIpc,proto3" json:"arrow_ipc,omitempty"`
+	Response *RunFetchResponse `protobuf:"bytes,184,opt,name=response,proto3" json:"response,omitempty"`
+	// RunnerWorkResult.rest_xxh3, over all of the chunk.
+	RestXxh3      []byte `protobuf:"bytes,185,opt,name=rest_xxh3,json=restXxh3,proto3" json:"rest_xxh3,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RunnerWorkWhole) Reset() {
+	*x = RunnerWorkWhole{}
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RunnerWorkWhole) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RunnerWorkWhole) ProtoMessage() {}
+
+func (x *RunnerWorkWhole) ProtoReflect() protoreflect.Message {
+	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RunnerWorkWhole.ProtoReflect.Descriptor instead.
+func (*RunnerWorkWhole) Descriptor() ([]byte, []int) {
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RunnerWorkWhole) GetDispatchId() string {
+	if x != nil {
+		return x.DispatchId
+	}
+	return ""
+}
+
+func (x *RunnerWorkWhole) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *RunnerWorkWhole) GetSeq() uint64 {
+	if x != nil {
+		return x.Seq
+	}
+	return 0
+}
+
+func (x *RunnerWorkWhole) GetAcceptedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.AcceptedAt
+	}
+	return nil
+}
+
+func (x *RunnerWorkWhole) GetUpdates() []*RunFetchUpdate {
+	if x != nil {
+		return x.Updates
+	}
+	return nil
+}
+
+func (x *RunnerWorkWhole) GetArrowIpc() []byte {
+	if x != nil {
+		return x.ArrowIpc
+	}
+	return nil
+}
+
+func (x *RunnerWorkWhole) GetResponse() *RunFetchResponse {
+	if x != nil {
+		return x.Response
+	}
+	return nil
+}
+
+func (x *RunnerWorkWhole) GetRestXxh3() []byte {
+	if x != nil {
+		return x.RestXxh3
+	}
+	return nil
+}
 
 // RunnerWorkResume is sent by a runner after a reconnect, for every dispatch it holds unacknowledged frames of, until
 // credit comes. It is not a frame: it has no number.
@@ -1031,7 +1163,7 @@ type RunnerWorkResume struct {
 
 func (x *RunnerWorkResume) Reset() {
 	*x = RunnerWorkResume{}
-	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1043,7 +1175,7 @@ func (x *RunnerWorkResume) String() string {
 func (*RunnerWorkResume) ProtoMessage() {}
 
 func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[12]
+	mi := &file_runbus_v1_work_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1056,7 +1188,7 @@ func (x *RunnerWorkResume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkResume.ProtoReflect.Descriptor instead.
 func (*RunnerWorkResume) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{12}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RunnerWorkResume) GetDispatchId() string {
@@ -1104,7 +1236,7 @@ type RunnerWorkCredit struct {
 
 func (x *RunnerWorkCredit) Reset() {
 	*x = RunnerWorkCredit{}
-	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	mi := &file_runbus_v1_work_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1116,7 +1248,7 @@ func (x *RunnerWorkCredit) String() string {
 func (*RunnerWorkCredit) ProtoMessage() {}
 
 func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[13]
+	mi := &file_runbus_v1_work_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1129,7 +1261,7 @@ func (x *RunnerWorkCredit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredit.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredit) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{13}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *RunnerWorkCredit) GetDispatchId() string {
@@ -1177,7 +1309,7 @@ type RunnerWorkCredits struct {
 
 func (x *RunnerWorkCredits) Reset() {
 	*x = RunnerWorkCredits{}
-	mi := &file_runbus_v1_work_proto_msgTypes[14]
+	mi := &file_runbus_v1_work_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1189,7 +1321,7 @@ func (x *RunnerWorkCredits) String() string {
 func (*RunnerWorkCredits) ProtoMessage() {}
 
 func (x *RunnerWorkCredits) ProtoReflect() protoreflect.Message {
-	mi := &file_runbus_v1_work_proto_msgTypes[14]
+	mi := &file_runbus_v1_work_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1202,7 +1334,7 @@ func (x *RunnerWorkCredits) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunnerWorkCredits.ProtoReflect.Descriptor instead.
 func (*RunnerWorkCredits) Descriptor() ([]byte, []int) {
-	return file_runbus_v1_work_proto_rawDescGZIP(), []int{14}
+	return file_runbus_v1_work_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *RunnerWorkCredits) GetCredits() []*RunnerWorkCredit {
@@ -1216,7 +1348,7 @@ var File_runbus_v1_work_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
-	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xb0\x04\n" +
+	"\x14runbus/v1/work.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x15runbus/v1/fetch.proto\"\xc6\x04\n" +
 	"\x14RunnerWorkAssignment\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1233,7 +1365,8 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\n" +
 	"xxh3_whole\x18_ \x01(\bR\txxh3Whole\x12\x1f\n" +
 	"\vchunks_tell\x18` \x01(\bR\n" +
-	"chunksTell\x12 \n" +
+	"chunksTell\x12\x14\n" +
+	"\x05whole\x18a \x01(\bR\x05whole\x12 \n" +
 	"\vtraceparent\x18[ \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\\ \x01(\tR\n" +
@@ -1296,13 +1429,25 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\trest_xxh3\x18\x8a\x01 \x01(\fR\brestXxh3B\t\n" +
 	"\aoutcome\"G\n" +
 	"\x10RunnerWorkFrames\x123\n" +
-	"\x06frames\x18\xa3\x01 \x03(\v2\x1a.runbus.v1.RunnerWorkFrameR\x06frames\"\x83\x02\n" +
+	"\x06frames\x18\xa3\x01 \x03(\v2\x1a.runbus.v1.RunnerWorkFrameR\x06frames\"\xb8\x02\n" +
 	"\x0fRunnerWorkFrame\x12<\n" +
 	"\baccepted\x18\xa4\x01 \x01(\v2\x1d.runbus.v1.RunnerWorkAcceptedH\x00R\baccepted\x12<\n" +
 	"\bprogress\x18\xa5\x01 \x01(\v2\x1d.runbus.v1.RunnerWorkProgressH\x00R\bprogress\x123\n" +
 	"\x05chunk\x18\xa6\x01 \x01(\v2\x1a.runbus.v1.RunnerWorkChunkH\x00R\x05chunk\x126\n" +
-	"\x06result\x18\xa7\x01 \x01(\v2\x1b.runbus.v1.RunnerWorkResultH\x00R\x06resultB\a\n" +
-	"\x05frame\"\x87\x01\n" +
+	"\x06result\x18\xa7\x01 \x01(\v2\x1b.runbus.v1.RunnerWorkResultH\x00R\x06result\x123\n" +
+	"\x05whole\x18\xb4\x01 \x01(\v2\x1a.runbus.v1.RunnerWorkWholeH\x00R\x05wholeB\a\n" +
+	"\x05frame\"\xc8\x02\n" +
+	"\x0fRunnerWorkWhole\x12\x1f\n" +
+	"\vdispatch_id\x18\x01 \x01(\tR\n" +
+	"dispatchId\x12\x18\n" +
+	"\asession\x18\x02 \x01(\tR\asession\x12\x10\n" +
+	"\x03seq\x18\x03 \x01(\x04R\x03seq\x12<\n" +
+	"\vaccepted_at\x18\xb5\x01 \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"acceptedAt\x124\n" +
+	"\aupdates\x18\xb6\x01 \x03(\v2\x19.runbus.v1.RunFetchUpdateR\aupdates\x12\x1c\n" +
+	"\tarrow_ipc\x18\xb7\x01 \x01(\fR\barrowIpc\x128\n" +
+	"\bresponse\x18\xb8\x01 \x01(\v2\x1b.runbus.v1.RunFetchResponseR\bresponse\x12\x1c\n" +
+	"\trest_xxh3\x18\xb9\x01 \x01(\fR\brestXxh3\"\x87\x01\n" +
 	"\x10RunnerWorkResume\x12\x1f\n" +
 	"\vdispatch_id\x18\x01 \x01(\tR\n" +
 	"dispatchId\x12\x18\n" +
@@ -1331,7 +1476,7 @@ func file_runbus_v1_work_proto_rawDescGZIP() []byte {
 	return file_runbus_v1_work_proto_rawDescData
 }
 
-var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 16)
+var file_runbus_v1_work_proto_msgTypes = make([]protoimpl.MessageInfo, 17)
 var file_runbus_v1_work_proto_goTypes = []any{
 	(*RunnerWorkAssignment)(nil),  // 0: runbus.v1.RunnerWorkAssignment
 	(*RunnerWorkAssignments)(nil), // 1: runbus.v1.RunnerWorkAssignments
@@ -1345,40 +1490,45 @@ var file_runbus_v1_work_proto_goTypes = []any{
 	(*RunnerWorkResult)(nil),      // 9: runbus.v1.RunnerWorkResult
 	(*RunnerWorkFrames)(nil),      // 10: runbus.v1.RunnerWorkFrames
 	(*RunnerWorkFrame)(nil),       // 11: runbus.v1.RunnerWorkFrame
-	(*RunnerWorkResume)(nil),      // 12: runbus.v1.RunnerWorkResume
-	(*RunnerWorkCredit)(nil),      // 13: runbus.v1.RunnerWorkCredit
-	(*RunnerWorkCredits)(nil),     // 14: runbus.v1.RunnerWorkCredits
-	nil,                           // 15: runbus.v1.CredentialBundle.SecretsEntry
-	(*RunFetchRequest)(nil),       // 16: runbus.v1.RunFetchRequest
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*RunFetchUpdate)(nil),        // 18: runbus.v1.RunFetchUpdate
-	(*RunFetchResponse)(nil),      // 19: runbus.v1.RunFetchResponse
-	(*ErrorDetail)(nil),           // 20: runbus.v1.ErrorDetail
+	(*RunnerWorkWhole)(nil),       // 12: runbus.v1.RunnerWorkWhole
+	(*RunnerWorkResume)(nil),      // 13: runbus.v1.RunnerWorkResume
+	(*RunnerWorkCredit)(nil),      // 14: runbus.v1.RunnerWorkCredit
+	(*RunnerWorkCredits)(nil),     // 15: runbus.v1.RunnerWorkCredits
+	nil,                           // 16: runbus.v1.CredentialBundle.SecretsEntry
+	(*RunFetchRequest)(nil),       // 17: runbus.v1.RunFetchRequest
+	(*timestamppb.Timestamp)(nil), // 18: google.protobuf.Timestamp
+	(*RunFetchUpdate)(nil),        // 19: runbus.v1.RunFetchUpdate
+	(*RunFetchResponse)(nil),      // 20: runbus.v1.RunFetchResponse
+	(*ErrorDetail)(nil),           // 21: runbus.v1.ErrorDetail
 }
 var file_runbus_v1_work_proto_depIdxs = []int32{
-	16, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
-	17, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
-	17, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
+	17, // 0: runbus.v1.RunnerWorkAssignment.request:type_name -> runbus.v1.RunFetchRequest
+	18, // 1: runbus.v1.RunnerWorkAssignment.accept_by:type_name -> google.protobuf.Timestamp
+	18, // 2: runbus.v1.RunnerWorkAssignment.deadline:type_name -> google.protobuf.Timestamp
 	0,  // 3: runbus.v1.RunnerWorkAssignments.assignments:type_name -> runbus.v1.RunnerWorkAssignment
-	15, // 4: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
+	16, // 4: runbus.v1.CredentialBundle.secrets:type_name -> runbus.v1.CredentialBundle.SecretsEntry
 	4,  // 5: runbus.v1.CredentialBundle.caller:type_name -> runbus.v1.CallerSession
-	17, // 6: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
+	18, // 6: runbus.v1.CallerSession.expires_at:type_name -> google.protobuf.Timestamp
 	2,  // 7: runbus.v1.RunnerWorkCredentials.sealed:type_name -> runbus.v1.SealedCredential
-	17, // 8: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
-	18, // 9: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
-	19, // 10: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
-	20, // 11: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
+	18, // 8: runbus.v1.RunnerWorkAccepted.at:type_name -> google.protobuf.Timestamp
+	19, // 9: runbus.v1.RunnerWorkProgress.update:type_name -> runbus.v1.RunFetchUpdate
+	20, // 10: runbus.v1.RunnerWorkResult.response:type_name -> runbus.v1.RunFetchResponse
+	21, // 11: runbus.v1.RunnerWorkResult.error:type_name -> runbus.v1.ErrorDetail
 	11, // 12: runbus.v1.RunnerWorkFrames.frames:type_name -> runbus.v1.RunnerWorkFrame
 	6,  // 13: runbus.v1.RunnerWorkFrame.accepted:type_name -> runbus.v1.RunnerWorkAccepted
 	7,  // 14: runbus.v1.RunnerWorkFrame.progress:type_name -> runbus.v1.RunnerWorkProgress
 	8,  // 15: runbus.v1.RunnerWorkFrame.chunk:type_name -> runbus.v1.RunnerWorkChunk
 	9,  // 16: runbus.v1.RunnerWorkFrame.result:type_name -> runbus.v1.RunnerWorkResult
-	13, // 17: runbus.v1.RunnerWorkCredits.credits:type_name -> runbus.v1.RunnerWorkCredit
-	18, // [18:18] is the sub-list for method output_type
-	18, // [18:18] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	12, // 17: runbus.v1.RunnerWorkFrame.whole:type_name -> runbus.v1.RunnerWorkWhole
+	18, // 18: runbus.v1.RunnerWorkWhole.accepted_at:type_name -> google.protobuf.Timestamp
+	19, // 19: runbus.v1.RunnerWorkWhole.updates:type_name -> runbus.v1.RunFetchUpdate
+	20, // 20: runbus.v1.RunnerWorkWhole.response:type_name -> runbus.v1.RunFetchResponse
+	14, // 21: runbus.v1.RunnerWorkCredits.credits:type_name -> runbus.v1.RunnerWorkCredit
+	22, // [22:22] is the sub-list for method output_type
+	22, // [22:22] is the sub-list for method input_type
+	22, // [22:22] is the sub-list for extension type_name
+	22, // [22:22] is the sub-list for extension extendee
+	0,  // [0:22] is the sub-list for field type_name
 }
 
 func init() { file_runbus_v1_work_proto_init() }
@@ -1396,6 +1546,7 @@ func file_runbus_v1_work_proto_init() {
 		(*RunnerWorkFrame_Progress)(nil),
 		(*RunnerWorkFrame_Chunk)(nil),
 		(*RunnerWorkFrame_Result)(nil),
+		(*RunnerWorkFrame_Whole)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -1403,7 +1554,7 @@ func file_runbus_v1_work_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_runbus_v1_work_proto_rawDesc), len(file_runbus_v1_work_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   16,
+			NumMessages:   17,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

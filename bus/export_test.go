@@ -1,0 +1,33 @@
+package bus
+
+import (
+	"math"
+	"runtime"
+	"sync"
+)
+
+// Busy keeps the writer's part, so that what many send at once waits together, until free writes it all.
+func (s *Senders) Busy() (free func()) {
+	occupy(&s.mu, &s.writing)
+	return func() { s.drain(math.MaxInt) }
+}
+
+// Busy is the same for assignments.
+func (r *Receivers) Busy() (free func()) {
+	occupy(&r.assigning, &r.writing)
+	return func() { _ = r.assign(nil, math.MaxInt) }
+}
+
+// occupy takes a part that nobody has.
+func occupy(mu *sync.Mutex, taken *bool) {
+	for {
+		mu.Lock()
+		free := !*taken
+		*taken = true
+		mu.Unlock()
+		if free {
+			return
+		}
+		runtime.Gosched()
+	}
+}
