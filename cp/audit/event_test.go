@@ -118,7 +118,7 @@ func BenchmarkJot(b *testing.B) {
 	l := &Log{wake: make(chan struct{}, 1)}
 	e := Brief{
 		Tenant: "acme", Actor: "person:wanda", Action: "dispatch.end", Subject: "dispatch:01ARZ3NDEKTSV4RRFFQ69G5FAV", Outcome: "ok",
-		Details: []Detail{{"bytes", "1024"}, {"outcome", "completed"}, {"rows", "1"}, {"runner", "edge-1"}, {"source", "file"}},
+		Details: []Detail{{"bytes", "1024"}, {"outcome", "completed"}, {"ran", "812.345µs"}, {"rows", "1"}, {"runner", "edge-1"}, {"source", "file"}},
 	}
 	b.ReportAllocs()
 	for b.Loop() {
