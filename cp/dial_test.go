@@ -122,8 +122,8 @@ func TestTheControlPlaneDoesNotDialItself(t *testing.T) {
 
 // A runner that is created or moved is dialled once, and then when it is due again: not once for the change and once for the request.
 func TestARunnerIsDialledOnceForEachChange(t *testing.T) {
-	came := make(chan time.Time, 100)
-	listen := func() string {
+	listen := func() (address string, came chan time.Time) {
+		came = make(chan time.Time, 100)
 		l, err := net.Listen("tcp", "127.0.0.1:0")
 		if err != nil {
 			t.Fatal(err)
@@ -139,9 +139,9 @@ func TestARunnerIsDialledOnceForEachChange(t *testing.T) {
 				_ = conn.Close()
 			}
 		}()
-		return l.Addr().String()
+		return l.Addr().String(), came
 	}
-	next := func() time.Time {
+	next := func(came chan time.Time) time.Time {
 		t.Helper()
 		select {
 		case at := <-came:
@@ -152,17 +152,21 @@ func TestARunnerIsDialledOnceForEachChange(t *testing.T) {
 		}
 	}
 	s := newScene(t)
-	first, second := listen(), listen()
+	first, atFirst := listen()
+	second, atSecond := listen()
 	s.must(t, admin, http.MethodPost, "/api/runners", `{"name":"edge","address":"`+first+`"}`, nil)
-	for _, what := range []string{"created", "moved"} {
-		at := next()
-		if pause := next().Sub(at); pause < 400*time.Millisecond { // half a second at least is waited after a failure
-			t.Errorf("a runner that was %s is dialled again after %s", what, pause)
+	for _, c := range []struct {
+		what string
+		came chan time.Time
+	}{{"created", atFirst}, {"moved", atSecond}} {
+		at := next(c.came)
+		if pause := next(c.came).Sub(at); pause < 400*time.Millisecond { // half a second at least is waited after a failure
+			t.Errorf("a runner that was %s is dialled again after %s", c.what, pause)
 		}
-		if what == "created" {
+		if c.what == "created" {
 			s.must(t, admin, http.MethodPatch, "/api/runners/edge", `{"address":"`+second+`"}`, nil)
 		}
 	}
 	s.must(t, admin, http.MethodPost, "/api/runners/edge/connect", "", nil) // but at once on request
-	next()
+	next(atSecond)
 }
