@@ -19,8 +19,11 @@ func (d *doctor) identity() finding {
 		return refused(err, todoFolder)
 	}
 	if folder.Missing() {
+		if err := folder.Makeable(); err != nil {
+			return refused(err, todoFolder)
+		}
 		d.folder = folder
-		return warn(d.cfg.StateDir+" is not there yet: the runner makes it, if it may", "make it a folder of mode 0700 of the runner's user, or name another by CORE_RUNNER_STATE_DIR (--state-dir)")
+		return warn(d.cfg.StateDir+" is not there yet: the runner makes it", "make it a folder of mode 0700 of the runner's user, or name another by CORE_RUNNER_STATE_DIR (--state-dir)")
 	}
 	if err := folder.Writable(); err != nil {
 		return refused(err, todoFolder)

@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"strings"
 	"syscall"
 
+	"github.com/org-runink/runbus/runner/identity"
 	chain "github.com/org-runink/runbus/runner/journal"
 	"github.com/org-runink/runbus/runner/policy"
 	"github.com/org-runink/runbus/runner/source/all"
@@ -37,8 +39,11 @@ func (d *doctor) state() finding {
 	const todo = "make it a folder of mode 0700 of the runner's user, or name another by CORE_RUNNER_STATE_DIR (--state-dir)"
 	info, err := os.Stat(dir)
 	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		return warn(dir+" is not there yet: the runner makes it, if it may", todo)
+	case errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR):
+		if err := identity.Makeable(dir); err != nil {
+			return d.stateless(err, todo)
+		}
+		return warn(dir+" is not there yet: the runner makes it", todo)
 	case err != nil:
 		return fail(err.Error(), todo)
 	case !info.IsDir():
@@ -49,10 +54,7 @@ func (d *doctor) state() finding {
 		err = errors.Join(f.Close(), os.Remove(f.Name()))
 	}
 	if err != nil {
-		if d.cfg.ID != "" && d.cfg.Journal != JournalOn {
-			return warn(err.Error()+": the runner works without it, and keeps no journal", todo)
-		}
-		return fail(err.Error(), todo)
+		return d.stateless(err, todo)
 	}
 	if mode := info.Mode().Perm(); mode&0o077 != 0 {
 		return warn(fmt.Sprintf("%s can be written, and has mode %04o: others see what is in it", dir, mode), "chmod 700 it")
@@ -63,6 +65,15 @@ func (d *doctor) state() finding {
 		}
 	}
 	return good("%s can be written", dir)
+}
+
+// stateless is what it means that a runner that dials has no state folder, or can't write it, as err says: one that needs it for its id or
+// its journal does not start.
+func (d *doctor) stateless(err error, todo string) finding {
+	if d.cfg.ID != "" && d.cfg.Journal != JournalOn {
+		return warn(err.Error()+": the runner works without it, and keeps no journal", todo)
+	}
+	return fail(err.Error(), todo)
 }
 
 // journal checks the chain of the journal that is there.
@@ -79,6 +90,11 @@ func (d *doctor) journal() finding {
 		return fail("it can't be read: "+err.Error(), "run the doctor as the runner's user; core-runner journal verify tells more")
 	}
 	if !report.OK {
+		if part, err := chain.Check(context.Background(), dir); err == nil && part.OK && part.Records > 0 {
+			first := part.Last.Seq - part.Records + 1
+			return good("whole from record %d on: %d records in %s. The files before are not here: that is no break if you moved them away (`core-runner journal verify --after` checks what follows them)",
+				first, part.Records, dir)
+		}
 		return fail("it is not whole: "+report.Break.String(), "somebody changed it, or the disk did: keep a copy, and see core-runner journal verify")
 	}
 	return good("whole: %d records in %s", report.Records, dir)

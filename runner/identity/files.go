@@ -31,8 +31,7 @@ const otherFolder = "choose another folder with --state-dir (CORE_RUNNER_STATE_D
 func takeFolder(dir string) (*os.File, error) {
 	dir = filepath.Clean(dir) // a slash at the end would follow a link
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, schemas.Errorf(schemas.CodeInvalid, "the state folder can't be made: %w", err).
-			WithHint(otherFolder + ", or make it for this user")
+		return nil, errNotMade(err)
 	}
 	f, err := openFolder(dir)
 	if err != nil {
@@ -47,6 +46,35 @@ func takeFolder(dir string) (*os.File, error) {
 		return nil, err
 	}
 	return f, nil
+}
+
+func errNotMade(err error) *schemas.Error {
+	return schemas.Errorf(schemas.CodeInvalid, "the state folder can't be made: %w", err).WithHint(otherFolder + ", or make it for this user")
+}
+
+// Makeable is the error of making dir, which is missing, found out by looking: nil if this process may make it.
+func Makeable(dir string) error {
+	const writeAndSearch = 2 | 1 // W_OK, X_OK
+	missing := filepath.Clean(dir)
+	for {
+		parent := filepath.Dir(missing)
+		info, err := os.Stat(parent)
+		switch {
+		case err != nil && parent != missing: // it is missing too, or can't be told from one that is
+			missing = parent
+			continue
+		case err == nil && !info.IsDir():
+			err = &os.PathError{Op: "mkdir", Path: parent, Err: syscall.ENOTDIR}
+		case err == nil:
+			if denied := syscall.Access(parent, writeAndSearch); denied != nil {
+				err = &os.PathError{Op: "mkdir", Path: missing, Err: denied}
+			}
+		}
+		if err != nil {
+			return errNotMade(err)
+		}
+		return nil
+	}
 }
 
 // openFolder opens dir, whose name is clean, and checks whose it is and who else may use it.

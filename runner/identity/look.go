@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"github.com/org-runink/runbus/schemas"
@@ -21,7 +22,7 @@ type Folder struct {
 func Look(dir string) (*Folder, error) {
 	dir = filepath.Clean(dir)
 	f := &Folder{store: &Store{dir: dir}}
-	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) {
 		f.missing = true
 		return f, nil
 	}
@@ -39,6 +40,9 @@ func Look(dir string) (*Folder, error) {
 	}
 	return f, nil
 }
+
+// Makeable is the error of Open if there is no folder yet and none can be made. It makes nothing.
+func (f *Folder) Makeable() error { return Makeable(f.store.dir) }
 
 // Missing reports whether there is no folder yet.
 func (f *Folder) Missing() bool { return f.missing }
