@@ -66,29 +66,28 @@ func TestForget(t *testing.T) {
 
 // A running work's runner is lost as soon as that is known, with the reason (SPEC D13).
 func TestLoss(t *testing.T) {
-	s := rt.Start(t, grace(300*time.Millisecond))
-	key := s.Mint(t, s.Admin, "edge")
 	for id, c := range map[string]struct {
-		lose func(*rt.Runner)
-		why  string
+		grace time.Duration
+		lose  func(t *testing.T, s *rt.Stack, key rt.Credential, r *rt.Runner)
+		why   string
 	}{
-		"replaced": {func(*rt.Runner) { s.Enrol(t, key, "replaced") }, "a new process took its id"},
-		"goodbye":  {func(r *rt.Runner) { r.Goodbye(t, "SIGTERM") }, "it said goodbye (SIGTERM)"},
-		"cut":      {func(r *rt.Runner) { r.Cut() }, "its link was cut and was not back within 300ms"},
-		"revoked": {func(*rt.Runner) {
-			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, "sa-other")
+		"replaced": {time.Hour, func(t *testing.T, s *rt.Stack, key rt.Credential, _ *rt.Runner) { s.Enrol(t, key, "replaced") }, "a new process took its id"},
+		"goodbye":  {time.Hour, func(t *testing.T, _ *rt.Stack, _ rt.Credential, r *rt.Runner) { r.Goodbye(t, "SIGTERM") }, "it said goodbye (SIGTERM)"},
+		"cut": {300 * time.Millisecond, func(_ *testing.T, _ *rt.Stack, _ rt.Credential, r *rt.Runner) {
+			r.Cut()
+		}, "its link was cut and was not back within 300ms"},
+		"revoked": {time.Hour, func(t *testing.T, s *rt.Stack, key rt.Credential, _ *rt.Runner) { // which cuts it, too
+			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, key.ID)
 			rt.Must(t, err)
 		}, "its service-account key was revoked"},
 	} {
 		t.Run(id, func(t *testing.T) {
-			k := key
-			if id == "revoked" {
-				k = s.Mint(t, s.Admin, "other")
-			}
-			r := s.Enrol(t, k, id)
+			s := rt.Start(t, grace(c.grace))
+			key := s.Mint(t, s.Admin, "edge")
+			r := s.Enrol(t, key, id)
 			lost, stop := watchLoss(s, r)
 			defer stop()
-			c.lose(r)
+			c.lose(t, s, key, r)
 			if why := rt.Wait(t, "the loss", lost); why != c.why {
 				t.Errorf("lost because %q, want %q", why, c.why)
 			}
