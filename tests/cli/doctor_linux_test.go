@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -79,6 +80,8 @@ func TestDoctorLooksAtATicket(t *testing.T) {
 	} {
 		env["CORE_RUNNER_STATE_DIR"] = filepath.Join(t.TempDir(), "state")
 		r, start := run(t, bin.CoreRunner, env, "doctor"), run(t, bin.CoreRunner, env, "serve")
+		clock := regexp.MustCompile(`the clock here says \S+`) // when each is asked
+		r.stdout, start.stderr = clock.ReplaceAllString(r.stdout, "the clock"), clock.ReplaceAllString(start.stderr, "the clock")
 		_, hint, _ := strings.Cut(strings.TrimSpace(start.stderr), "\n  → ")
 		_, found, _ := strings.Cut(r.stdout, "fail  ticket        ")
 		said, todo, _ := strings.Cut(found, "\n                    → ")
