@@ -26,6 +26,7 @@ func fetchFrom(t *testing.T, plane *stack.Plane, src *source, runner string) sta
 
 // C1, C3–C7, C9, R4, R5: a runner's life with a control plane that dials it. The command that `create` prints is pasted as it is.
 func TestALifeOfADialledRunner(t *testing.T) {
+	t.Parallel()
 	plane := stack.StartPlane(t, true, nil)
 	src := newSource(t)
 	src.let()
@@ -138,6 +139,7 @@ func read(t *testing.T, file string) string {
 
 // C4, C1: what mixes both ways, or shows a ticket to everybody, is refused before anything listens.
 func TestARunnerThatCannotTellWhichItIs(t *testing.T) {
+	t.Parallel()
 	bin, err := stack.Build(true)
 	if err != nil {
 		t.Fatal(err)
@@ -189,6 +191,7 @@ func freshTicket() string {
 
 // D14, C6: a runner that still waits to be enrolled stops as any other does, and goes on at its next start.
 func TestARunnerThatWaitsForItsControlPlaneStops(t *testing.T) {
+	t.Parallel()
 	bin, err := stack.Build(true)
 	if err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -27,14 +28,19 @@ exec "$@"`
 // Where nothing but IPv6 and port 443 leads to the control plane, a runner enrols over the WebSocket there (SPEC E10). The test
 // runs itself again in a network of its own, which has such a firewall.
 func TestOnly443IsOpen(t *testing.T) {
+	t.Parallel()
 	if os.Getenv(behindFirewall) == "" {
+		bin, err := stack.Build(true) // not another time in there
+		if err != nil {
+			t.Fatal(err)
+		}
 		args := []string{"--net"}
 		if os.Getuid() != 0 {
 			args = append(args, "--user", "--map-root-user")
 		}
 		args = append(args, "sh", "-c", firewall, "sh", os.Args[0], "-test.run", "^TestOnly443IsOpen$", "-test.v")
 		cmd := exec.Command("unshare", args...)
-		cmd.Env = append(os.Environ(), behindFirewall+"=1")
+		cmd.Env = append(os.Environ(), behindFirewall+"=1", stack.BinariesEnv+"="+filepath.Dir(bin.Face))
 		out, err := cmd.CombinedOutput()
 		if err != nil || !strings.Contains(string(out), "--- PASS: TestOnly443IsOpen") {
 			t.Fatalf("%v\n%s", err, out)

@@ -80,6 +80,7 @@ func (l *lastBytes) Read(p []byte) (int, error) {
 
 // Issue 2: 1,000,000 rows × 6 columns from PostgreSQL reach an Arrow file at the caller, none lost, with bounded memory.
 func TestMillionRowsToAnArrowFile(t *testing.T) {
+	t.Parallel()
 	user := newLogin(t, "million")
 	user.Exec(t, "DROP TABLE IF EXISTS large")
 	postgres(t).MakeLarge(t, "large", pgtest.LargeRows)
@@ -115,6 +116,7 @@ const smallRows = 20_000
 
 // The same rows through the other formats: every value is the source's, NULL included.
 func TestRowsAsTextAreTheSources(t *testing.T) {
+	t.Parallel()
 	user := newLogin(t, "texts")
 	user.Exec(t, "DROP TABLE IF EXISTS small")
 	postgres(t).MakeLarge(t, "small", smallRows)
@@ -204,6 +206,7 @@ func addText(t *testing.T, sum *pgtest.Sum, cells []string) {
 
 // D15: a limit cuts the result, and a notice says so; a result that just fits has none.
 func TestLimitsAreNoticed(t *testing.T) {
+	t.Parallel()
 	user := newLogin(t, "limits")
 	plane := stack.StartPlane(t, true, nil)
 	plane.StartRunner(t, "edge", nil)
@@ -249,7 +252,7 @@ func TestLimitsAreNoticed(t *testing.T) {
 }
 
 // One row that is larger than the whole window and many times a chunk arrives as it is.
-func TestRowLargerThanTheWindow(t *testing.T) { stack.EachLink(t, rowLargerThanTheWindow) }
+func TestRowLargerThanTheWindow(t *testing.T) { eachLink(t, rowLargerThanTheWindow) }
 
 func rowLargerThanTheWindow(t *testing.T, link stack.Link) {
 	user := newLogin(t, "wide")
@@ -293,15 +296,12 @@ const (
 
 // D15: a caller that stops reading stops the source, not the fetch: nothing piles up, and when it reads on all of it comes.
 func TestCallerThatStopsReading(t *testing.T) {
-	stack.EachLink(t, func(t *testing.T, link stack.Link) {
-		t.Parallel()
-		callerThatStopsReading(t, link)
-	})
+	eachLink(t, callerThatStopsReading)
 }
 
 func callerThatStopsReading(t *testing.T, link stack.Link) {
 	const rows = 1_500_000 // some 50 MB of digits that don't compress well
-	user := newLogin(t, "slow_"+map[stack.Link]string{stack.OverTLS: "tls", stack.OverWSS: "wss", stack.OverDials: "dialled"}[link])
+	user := newLogin(t, "slow")
 	plane := stack.StartPlane(t, false, nil)
 	runner := plane.StartLinked(t, link, "edge", nil)
 	resp := plane.Admin.Send(t, t.Context(), http.MethodPost, "/api/fetches",

@@ -3,17 +3,33 @@
 package e2e
 
 import (
+	"flag"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"runtime"
+	"strconv"
 	"sync"
 	"testing"
 
 	"github.com/org-runink/runbus/tests/stack"
 )
 
+// together is how many tests a processor has side by side unless -parallel says otherwise. Each has a control plane and runners of its
+// own, and waits nine tenths of the time: for answers, and for clocks that it is about.
+const together = 3
+
 func TestMain(m *testing.M) {
+	flag.Parse()
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == "test.parallel" })
+	if !set {
+		if err := flag.Set("test.parallel", strconv.Itoa(together*runtime.GOMAXPROCS(0))); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+	}
 	code := m.Run()
 	stack.Remove()
 	if err := stopPostgres(); err != nil {
@@ -21,6 +37,16 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
+}
+
+// eachLink runs a test once for each way in which a runner is linked, side by side with all others.
+func eachLink(t *testing.T, test func(t *testing.T, link stack.Link)) {
+	t.Helper()
+	t.Parallel()
+	stack.EachLink(t, func(t *testing.T, link stack.Link) {
+		t.Parallel()
+		test(t, link)
+	})
 }
 
 // source is an HTTP source that a test holds in its hands: it answers the first rows at once, the others when it is released.

@@ -141,6 +141,7 @@ func rowsOn(t *testing.T, api *stack.API, src *source) int {
 
 // M1, R2, R7, D8: the managed runner is a child of the control plane, one for each tenant that uses it.
 func TestTheManagedRunnerOnThisHost(t *testing.T) {
+	t.Parallel()
 	plane := managedPlane(t, map[string]string{"AWS_SECRET_ACCESS_KEY": "an-operators-secret", "MANAGED_RUNNER_CONCURRENCY": "3"})
 	plane.Stderr.Must(t, `forwards fetches to the dedicated runner at local (never runs them here).`)
 	own := awaitConsole(t, plane.Admin, "RUNNING")
@@ -252,6 +253,7 @@ func wantBareProcess(t *testing.T, pid int) {
 
 // D11, D13: a managed runner that is killed is away, what it ran is lost, and it comes back.
 func TestTheManagedRunnerIsKilled(t *testing.T) {
+	t.Parallel()
 	bin, err := stack.Build(true)
 	if err != nil {
 		t.Fatal(err)
@@ -311,6 +313,7 @@ func TestTheManagedRunnerIsKilled(t *testing.T) {
 
 // D16: what runs on the managed runner goes on over another link of the same process when its link is cut.
 func TestTheLinkOfTheManagedRunnerIsCut(t *testing.T) {
+	t.Parallel()
 	plane := managedPlane(t, nil)
 	before := awaitConsole(t, plane.Admin, "RUNNING").Claims.Pid
 	src := newSource(t)
@@ -369,6 +372,7 @@ func TestTheLinkOfTheManagedRunnerIsCut(t *testing.T) {
 
 // The managed runner ends with its control plane, however that ends, and comes back with it.
 func TestTheManagedRunnerEndsWithItsControlPlane(t *testing.T) {
+	t.Parallel()
 	plane := managedPlane(t, nil)
 	acme := newTenant(t, plane, "acme")
 	src := newSource(t)
@@ -409,6 +413,7 @@ func TestTheManagedRunnerEndsWithItsControlPlane(t *testing.T) {
 
 // Without a policy of the operator's, the managed runner of another tenant reaches nothing of this host.
 func TestTheManagedRunnerOfAnotherTenantReachesNothingHere(t *testing.T) {
+	t.Parallel()
 	plane := managedPlane(t, map[string]string{"MANAGED_RUNNER_POLICY": "", "MANAGED_RUNNER_FILE_ROOTS": t.TempDir()})
 	src := newSource(t)
 	src.let()
@@ -445,6 +450,7 @@ func TestTheManagedRunnerOfAnotherTenantReachesNothingHere(t *testing.T) {
 
 // A setting that is wrong ends face at its start, with its name and the status for that; so does a managed runner that can't be started.
 func TestASettingThatIsWrong(t *testing.T) {
+	t.Parallel()
 	bin, err := stack.Build(true)
 	if err != nil {
 		t.Fatal(err)

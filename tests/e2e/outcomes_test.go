@@ -24,6 +24,7 @@ func await(t *testing.T, what string, ch <-chan struct{}) {
 
 // E2: each process says what it is.
 func TestRolesAreLogged(t *testing.T) {
+	t.Parallel()
 	plane := stack.StartPlane(t, true, map[string]string{"MANAGED_RUNNER_ENDPOINT": "face-runner:7102"})
 	plane.Stderr.Must(t, `🧵 Fetch role: CONTROL-PLANE — forwards fetches to the dedicated runner at face-runner:7102 (never runs them here).`)
 	runner := plane.StartRunner(t, "edge", nil)
@@ -44,7 +45,7 @@ func TestRolesAreLogged(t *testing.T) {
 }
 
 // D1, D2: a fetch runs in the runner's process and its progress streams back.
-func TestAFetchRunsOnTheRunner(t *testing.T) { stack.EachLink(t, aFetchRunsOnTheRunner) }
+func TestAFetchRunsOnTheRunner(t *testing.T) { eachLink(t, aFetchRunsOnTheRunner) }
 
 func aFetchRunsOnTheRunner(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
@@ -81,7 +82,7 @@ func aFetchRunsOnTheRunner(t *testing.T, link stack.Link) {
 }
 
 // D3, D7: refusals have their code and text, and nothing of the source is touched.
-func TestRefusalsTouchNothing(t *testing.T) { stack.EachLink(t, refusalsTouchNothing) }
+func TestRefusalsTouchNothing(t *testing.T) { eachLink(t, refusalsTouchNothing) }
 
 func refusalsTouchNothing(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
@@ -157,7 +158,7 @@ func refusalsTouchNothing(t *testing.T, link stack.Link) {
 
 // D4: a runner that accepted and fell silent leaves the outcome unknown, with the literal text.
 func TestSilentRunnerLeavesTheOutcomeUnknown(t *testing.T) {
-	stack.EachLink(t, silentRunnerLeavesTheOutcomeUnknown)
+	eachLink(t, silentRunnerLeavesTheOutcomeUnknown)
 }
 
 func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
@@ -177,7 +178,7 @@ func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
 
 // D4: a deadline that the runner confirms is `deadline`, and the source is let go.
 func TestDeadlineThatTheRunnerConfirms(t *testing.T) {
-	stack.EachLink(t, deadlineThatTheRunnerConfirms)
+	eachLink(t, deadlineThatTheRunnerConfirms)
 }
 
 func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
@@ -196,8 +197,12 @@ func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
 // E8: a second process under the id replaces the first, which is told so, ends with status 10, and does not come back. A dialled runner
 // has no second process on its folder.
 func TestTwoProcessesUnderOneID(t *testing.T) {
+	t.Parallel()
 	for _, link := range []stack.Link{stack.OverTLS, stack.OverWSS} {
-		t.Run(string(link), func(t *testing.T) { twoProcessesUnderOneID(t, link) })
+		t.Run(string(link), func(t *testing.T) {
+			t.Parallel()
+			twoProcessesUnderOneID(t, link)
+		})
 	}
 }
 
@@ -230,7 +235,7 @@ func twoProcessesUnderOneID(t *testing.T, link stack.Link) {
 }
 
 // D13: a killed runner fails its fetch as lost, long before the deadline.
-func TestKilledRunnerIsLost(t *testing.T) { stack.EachLink(t, killedRunnerIsLost) }
+func TestKilledRunnerIsLost(t *testing.T) { eachLink(t, killedRunnerIsLost) }
 
 func killedRunnerIsLost(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, map[string]string{"RUNNER_GRACE": "2s"})
@@ -247,7 +252,7 @@ func killedRunnerIsLost(t *testing.T, link stack.Link) {
 }
 
 // D12: a cancel reaches the source, whether by DELETE or by a caller that goes away.
-func TestCancelReachesTheSource(t *testing.T) { stack.EachLink(t, cancelReachesTheSource) }
+func TestCancelReachesTheSource(t *testing.T) { eachLink(t, cancelReachesTheSource) }
 
 func cancelReachesTheSource(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
@@ -277,6 +282,7 @@ func cancelReachesTheSource(t *testing.T, link stack.Link) {
 // D7: a registry that can't be read is `failed`, never `runner_unknown`; and a control plane that starts on a folder whose
 // security buckets are gone raises an alarm instead of starting empty.
 func TestMissingSecurityBucketIsAnAlarm(t *testing.T) {
+	t.Parallel()
 	plane := stack.StartPlane(t, true, nil)
 	plane.Stop(t)
 	streams, err := filepath.Glob(filepath.Join(plane.DataDir, "jetstream", "jetstream", "SEC", "streams", "KV_runbus_identities"))

@@ -38,7 +38,7 @@ func policyOf(t *testing.T, plane *stack.Plane) claims {
 
 // E12: what the policy on the runner's host refuses is refused, by the rule's name, before and after a SIGHUP; the control plane sees
 // which policy that is; the journal there tells of every fetch and is found out when it was changed.
-func TestALocalPolicyAndItsJournal(t *testing.T) { stack.EachLink(t, aLocalPolicyAndItsJournal) }
+func TestALocalPolicyAndItsJournal(t *testing.T) { eachLink(t, aLocalPolicyAndItsJournal) }
 
 func aLocalPolicyAndItsJournal(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)

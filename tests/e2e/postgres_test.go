@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,13 +48,17 @@ type login struct {
 	admin *pgx.Conn
 }
 
-// newLogin makes a user that may read everything.
+// logins is how many were made.
+var logins atomic.Int64
+
+// newLogin makes a user that may read everything, of this name with a number.
 func newLogin(t *testing.T, name string) *login {
 	t.Helper()
 	c := *postgres(t)
 	admin := c.Admin(t)
+	name = fmt.Sprintf("%s_%d", name, logins.Add(1))
 	c.User, c.Password = name, "pw-of-"+name+"-5eC7"
-	for _, sql := range []string{"DROP ROLE IF EXISTS " + name, fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", name, c.Password), "GRANT pg_read_all_data TO " + name} {
+	for _, sql := range []string{fmt.Sprintf("CREATE ROLE %s LOGIN PASSWORD '%s'", name, c.Password), "GRANT pg_read_all_data TO " + name} {
 		if _, err := admin.Exec(t.Context(), sql); err != nil {
 			t.Fatal(err)
 		}

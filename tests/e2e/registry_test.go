@@ -55,6 +55,7 @@ func asUser(t *testing.T, plane *stack.Plane, user string) *nats.Conn {
 // D7: while the registry can't be read a fetch ends as `failed` with `runner registry unavailable`, for a runner that is there
 // and for one that never was; the control plane says that it is not ready. Each way in which a runner is linked has a bucket of its own.
 func TestUnreadableRegistryIsNotUnknown(t *testing.T) {
+	t.Parallel()
 	for link, bucket := range map[stack.Link]string{stack.OverTLS: "KV_runbus_known", stack.OverDials: "KV_runbus_registry"} {
 		t.Run(string(link), func(t *testing.T) {
 			t.Parallel() // it waits until what is in memory is too old

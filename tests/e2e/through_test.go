@@ -46,6 +46,7 @@ func finds(t *testing.T, d runner.Diagnosis, name, text string) {
 // A doctor beside a runner that works finds nothing and takes nothing from it; what is wrong with a credential or an id it says in
 // the control plane's own words.
 func TestDoctorBesideALiveRunner(t *testing.T) {
+	t.Parallel()
 	plane := stack.StartPlane(t, true, nil)
 	src := newSource(t)
 	id, token := plane.Admin.MintKey(t, "edge")
@@ -87,6 +88,7 @@ func TestDoctorBesideALiveRunner(t *testing.T) {
 
 // A host whose only way out is a proxy with a login that lets nothing but one name on 443 through. The source is dialled directly.
 func TestARunnerBehindAProxy(t *testing.T) {
+	t.Parallel()
 	const name = "control-plane.test"
 	plane := stack.StartPlane(t, true, map[string]string{"RUNBUS_HOSTS": name})
 	proxy := tunneltest.Start(t, &tunneltest.Proxy{

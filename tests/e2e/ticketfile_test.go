@@ -11,6 +11,7 @@ import (
 
 // C4: a ticket in a file enrols, and who has enrolled may delete it and leave the variable; who has not is told that it is not there.
 func TestATicketFileThatIsGone(t *testing.T) {
+	t.Parallel()
 	plane := stack.StartPlane(t, true, nil)
 	address := stack.FreeAddress(t, "127.0.0.1:0")
 	made := plane.Admin.Create(t, "edge", address)
