@@ -114,6 +114,7 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 				one.unsent(seq, epoch, err)
 				return false
 			}
+			one.published()
 		}
 	}
 	return true

@@ -76,7 +76,8 @@ var frameHeaders = func() map[string]nats.Header {
 // encoded is one frame as it is kept and sent: an entry of RunnerWorkFrames, whose tail is the frame by itself.
 type encoded struct {
 	entry []byte
-	body  int32 // where in entry the frame begins
+	body  int32        // where in entry the frame begins
+	large *largeMemory // which has entry; nil for other memory
 	field protowire.Number
 }
 
@@ -94,7 +95,7 @@ const frameRoom = 160
 func encodeFrame(memory []byte, f Frame) (e encoded, used int, err error) {
 	shared := int64(len(memory)) >= entryRoom+frameRoom+chunkBytes(f)
 	if !shared {
-		memory = make([]byte, entryRoom+frameRoom+chunkBytes(f))
+		memory, e.large = roomFor(chunkBytes(f))
 	}
 	buf, err := appendFrame(memory[:entryRoom], f)
 	if err != nil {
@@ -104,7 +105,10 @@ func encodeFrame(memory []byte, f Frame) (e encoded, used int, err error) {
 	if size > MaxPayload-headerRoom {
 		return encoded{}, 0, schemas.Errorf(schemas.CodeLimit, "%s of %d bytes is over the %d bytes of the bus", shortName(f), size, MaxPayload-headerRoom)
 	}
-	if shared && len(buf) <= len(memory) { // else append has moved it
+	switch {
+	case len(buf) > len(memory): // append has moved it
+		e.large = nil
+	case shared:
 		used = len(buf)
 		buf = buf[:used:used]
 	}

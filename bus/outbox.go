@@ -35,12 +35,13 @@ type outbox struct {
 	merged   *runbusv1.RunnerWorkProgress // newest progress that waits for room
 	final    bool                         // the result is in frames, or acknowledged
 
-	epoch    uint64 // counts the moves of the cursor that a publish under way must not undo
-	stalled  bool   // a publish failed: nothing goes out until resume or credit
-	resuming bool   // nothing goes out until the replica answers a resume
-	resumeAt time.Time
-	movedAt  time.Time // of the last acknowledgement, or of the first frame after everything was; at first, of the beginning
-	heardAt  time.Time // of the last credit
+	epoch      uint64 // counts the moves of the cursor that a publish under way must not undo
+	publishing uint64 // number of the large frame that is being published without the lock, 0 for none
+	stalled    bool   // a publish failed: nothing goes out until resume or credit
+	resuming   bool   // nothing goes out until the replica answers a resume
+	resumeAt   time.Time
+	movedAt    time.Time // of the last acknowledgement, or of the first frame after everything was; at first, of the beginning
+	heardAt    time.Time // of the last credit
 }
 
 type outFrame struct {
@@ -87,6 +88,9 @@ func (o *outbox) prepare() {
 
 // release drops all frames and gives memory back.
 func (o *outbox) release() {
+	for i, f := range o.frames {
+		o.giveBack(f, o.acked+1+uint64(i))
+	}
 	if o.memory != nil {
 		clear(o.memory.frames[:])
 		frameMemories.Put(o.memory)
@@ -203,7 +207,8 @@ func (o *outbox) credit(c credit, now time.Time) bool {
 	}
 	o.heardAt = now
 	if n := c.acknowledged; n > o.acked {
-		for _, f := range o.frames[:n-o.acked] {
+		for i, f := range o.frames[:n-o.acked] {
+			o.giveBack(f, o.acked+1+uint64(i))
 			o.held -= f.bytes
 			if f.progress {
 				o.progress--

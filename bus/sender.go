@@ -334,6 +334,7 @@ func (s *Sender) gather(b *batch, several bool) (large encoded, seq, epoch uint6
 			return encoded{}, 0, 0, true
 		case n > bundleBytes:
 			large, seq, epoch, _ = s.out.take()
+			s.out.publishing = seq
 			return large, seq, epoch, false
 		}
 		f, seq, epoch, _ := s.out.take()
@@ -344,9 +345,17 @@ func (s *Sender) gather(b *batch, several bool) (large encoded, seq, epoch uint6
 	}
 }
 
+// published says that the link has the frame that gather returned, and that nobody reads its memory any more.
+func (s *Sender) published() {
+	s.mu.Lock()
+	s.out.publishing = 0
+	s.mu.Unlock()
+}
+
 // unsent says that the link did not take the frames from seq on.
 func (s *Sender) unsent(seq, epoch uint64, err error) {
 	s.mu.Lock()
+	s.out.publishing = 0
 	s.out.failed(seq, epoch)
 	s.mu.Unlock()
 	if !IsLinkError(err) {
