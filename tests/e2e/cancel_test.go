@@ -245,6 +245,13 @@ func secretIsUsedAndNotShown(t *testing.T, link stack.Link) {
 	}
 }
 
+// What a source fails with that fails in the middle.
+const (
+	failsInTheMiddle = "SELECT md5(i::text) AS m, 1 / (200000 - i) AS q FROM (SELECT generate_series(1, 300000) AS i) AS s"
+	failure          = "division by zero"
+	failureState     = "SQLSTATE 22012"
+)
+
 // A source that fails in the middle fails the fetch, in its own words, in each format's own place; a result that was cut short is
 // never taken for a whole one.
 func TestSourceFailsInTheMiddle(t *testing.T) {
@@ -255,12 +262,9 @@ func sourceFailsInTheMiddle(t *testing.T, link stack.Link) {
 	user := newLogin(t, "breaks")
 	plane := stack.StartPlane(t, true, nil)
 	plane.StartLinked(t, link, "edge", nil)
-	const query = "SELECT md5(i::text) AS m, 1 / (200000 - i) AS q FROM (SELECT generate_series(1, 300000) AS i) AS s"
-	const says, state = "division by zero", "SQLSTATE 22012"
-
-	f := plane.Admin.Fetch(t, user.body("edge", query))
+	f := plane.Admin.Fetch(t, user.body("edge", failsInTheMiddle))
 	end := f.End()
-	if end.Outcome != "failed" || end.Code != "source_failed" || !strings.Contains(end.Message, says) || !strings.Contains(end.Message, state) {
+	if end.Outcome != "failed" || end.Code != "source_failed" || !strings.Contains(end.Message, failure) || !strings.Contains(end.Message, failureState) {
 		t.Errorf("NDJSON ended %+v", end)
 	}
 	rows := 0
@@ -274,7 +278,7 @@ func sourceFailsInTheMiddle(t *testing.T, link stack.Link) {
 	}
 
 	for _, accept := range []string{arrowStream, "text/csv"} {
-		resp := plane.Admin.Send(t, t.Context(), http.MethodPost, "/api/fetches", user.body("edge", query), accept)
+		resp := plane.Admin.Send(t, t.Context(), http.MethodPost, "/api/fetches", user.body("edge", failsInTheMiddle), accept)
 		if resp.StatusCode != http.StatusOK {
 			t.Fatalf("%s: %s", accept, resp.Status)
 		}
@@ -289,7 +293,7 @@ func sourceFailsInTheMiddle(t *testing.T, link stack.Link) {
 		if err := json.Unmarshal([]byte(resp.Trailer.Get("Runbus-Error")), &e); err != nil {
 			t.Fatalf("%s: %v in %v", accept, err, resp.Trailer)
 		}
-		if outcome := resp.Trailer.Get("Runbus-Outcome"); outcome != "failed" || e.Code != "source_failed" || !strings.Contains(e.Message, says) || !strings.Contains(e.Message, state) {
+		if outcome := resp.Trailer.Get("Runbus-Outcome"); outcome != "failed" || e.Code != "source_failed" || !strings.Contains(e.Message, failure) || !strings.Contains(e.Message, failureState) {
 			t.Errorf("%s ended %q %+v", accept, outcome, e)
 		}
 		if accept == arrowStream {
@@ -301,10 +305,19 @@ func sourceFailsInTheMiddle(t *testing.T, link stack.Link) {
 		}
 	}
 
+	user.awaitGone(t)
+}
+
+// The command line leaves nothing of a result that was cut short. It sees the API alone, which is the same over each link.
+func TestRuninkLeavesNoPartOfAResult(t *testing.T) {
+	t.Parallel()
+	user := newLogin(t, "cut")
+	plane := stack.StartPlane(t, true, nil)
+	plane.StartRunner(t, "edge", nil)
 	for _, format := range []string{"arrow", "csv", "json", "table"} {
 		file := filepath.Join(t.TempDir(), "rows")
-		_, stderr, status := plane.Runink(t, user.args(t, "edge", query, "--format", format, "--out", file)...)
-		if status != 1 || !strings.Contains(stderr, says) || !strings.Contains(stderr, state) {
+		_, stderr, status := plane.Runink(t, user.args(t, "edge", failsInTheMiddle, "--format", format, "--out", file)...)
+		if status != 1 || !strings.Contains(stderr, failure) || !strings.Contains(stderr, failureState) {
 			t.Errorf("%s ended with status %d: %s", format, status, stderr)
 		}
 		nothingLeft(t, file)
