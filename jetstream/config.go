@@ -22,6 +22,9 @@ const (
 	Roster     Bucket = "runbus_registry"   // file: one document per tenant, its dialled runners and their tokens
 	Leases     Bucket = "runbus_leases"     // memory, keys expire: which replica dials which runner
 	Proofs     Bucket = "runbus_proofs"     // memory, keys expire: enrolment proof keys
+	// SealingKeys is in memory, and its keys expire: what credentials of the live runners are sealed to. They are longer than all else that is held
+	// of a runner, and don't change while it lives, so they are apart from its heartbeats.
+	SealingKeys Bucket = "runbus_sealing_keys"
 )
 
 // Format is the format of data folders that this version makes: the number of the last change of the set of security
@@ -32,6 +35,8 @@ const (
 	leaseTTL = 30 * time.Second
 	// ProofTTL is how long a key of Proofs lives: as long as a ticket is valid (SPEC C3).
 	ProofTTL = 15 * time.Minute
+	// sealingTTL is only garbage collection: who finds no key asks its runner for it.
+	sealingTTL = 24 * time.Hour
 )
 
 // stream is the name of the bucket's stream, as the stock `nats kv` expects it.
@@ -89,6 +94,7 @@ func definitions(o Options) []definition {
 		{config: expiring(Heartbeats, "live runners"), ttl: o.HeartbeatTTL},
 		{config: expiring(Leases, "which replica dials which runner"), ttl: leaseTTL},
 		{config: expiring(Proofs, "enrolment proof keys"), ttl: ProofTTL},
+		{config: expiring(SealingKeys, "what credentials of live runners are sealed to"), ttl: sealingTTL},
 		{security: true, since: 1, config: natsjs.StreamConfig{
 			Name: auditStream, Description: "audit events, chained", Subjects: []string{auditSubject},
 			Retention: natsjs.LimitsPolicy, Discard: natsjs.DiscardNew,

@@ -2,6 +2,7 @@ package jetstream
 
 import (
 	"context"
+	"encoding"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,12 +16,13 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Table is one bucket with values of type T, stored as JSON. It is safe for concurrent use.
+// Table is one bucket with values of type T, stored as JSON, or in their own form if T is an encoding.BinaryMarshaler and *T an
+// encoding.BinaryUnmarshaler that keeps nothing of what it reads. It is safe for concurrent use.
 //
 // Reads come from the stream's leader; a read is what a decision starts from, and the compare-and-set of Create, Update and
 // Delete is what makes it. In a bucket with expiry each write starts the time to live again.
 //
-// Errors: ErrNotFound, ErrLost, ErrUnknown, ErrUnavailable; a value that is not a T's JSON is an error of its own.
+// Errors: ErrNotFound, ErrLost, ErrUnknown, ErrUnavailable; a value that is no T is an error of its own.
 type Table[T any] struct {
 	s      *Store
 	bucket Bucket
@@ -132,7 +134,7 @@ func (t *Table[T]) put(ctx context.Context, key string, v T, rev uint64) (uint64
 	if err := validKey(key); err != nil {
 		return 0, err
 	}
-	body, err := json.Marshal(v)
+	body, err := encodeValue(v)
 	if err != nil {
 		return 0, fmt.Errorf("encode %s: %w", key, err)
 	}
@@ -143,9 +145,23 @@ func (t *Table[T]) put(ctx context.Context, key string, v T, rev uint64) (uint64
 	return t.s.putKey(ctx, t.bucket, key, h, body, rev)
 }
 
+func encodeValue[T any](v T) ([]byte, error) {
+	if own, ok := any(v).(encoding.BinaryMarshaler); ok {
+		return own.MarshalBinary()
+	}
+	return json.Marshal(v)
+}
+
+func decodeValue[T any](body []byte, v *T) error {
+	if own, ok := any(v).(encoding.BinaryUnmarshaler); ok {
+		return own.UnmarshalBinary(body)
+	}
+	return json.Unmarshal(body, v)
+}
+
 func decodeRow[T any](e entry) (Row[T], error) {
 	row := Row[T]{Key: e.key, Revision: e.seq}
-	if err := json.Unmarshal(e.value, &row.Value); err != nil {
+	if err := decodeValue(e.value, &row.Value); err != nil {
 		return Row[T]{}, fmt.Errorf("the value of %s at revision %d does not decode: %w", e.key, e.seq, err)
 	}
 	return row, nil

@@ -18,23 +18,53 @@ type View[T any] struct {
 
 	onChange func(Row[T])
 	follower *follower
+	without  bool // the values are not kept
 
 	mu        sync.RWMutex
-	rows      map[string]Row[T] // deleted ones too, so that an older message can't bring them back
+	rows      map[string]viewed[T] // deleted ones too, so that an older message can't bring them back
 	confirmed time.Time
 }
+
+// viewed is what a view keeps of a row.
+type viewed[T any] struct {
+	revision uint64
+	deleted  bool
+	value    *T // nil if deleted, or not kept
+}
+
+// Tail is a View that keeps no values, for who keeps what onChange is given. It is safe for concurrent use.
+type Tail[T any] struct{ view *View[T] }
+
+// Tail starts a Tail, as Follow does a View.
+func (t *Table[T]) Tail(ctx context.Context, onChange func(Row[T])) (*Tail[T], error) {
+	v, err := t.follow(ctx, onChange, true)
+	if err != nil {
+		return nil, err
+	}
+	return &Tail[T]{v}, nil
+}
+
+// Confirmed is View.Confirmed, of what onChange was given.
+func (t *Tail[T]) Confirmed() time.Time { return t.view.Confirmed() }
+
+// Close is View.Close.
+func (t *Tail[T]) Close() { t.view.Close() }
 
 // Follow starts a View. It returns when the bucket has been read from its leader, or with why it could not be; ctx bounds
 // that only, the view lives until Close of it or of the store. onChange, which may be nil, is called for each row of the
 // initial state before Follow returns, then for each change, deletes and expiries too, in the order of revisions of a key
 // and never concurrently. It must not call Close and should not block: the view stands still meanwhile.
 //
-// A value that is not a T's JSON is logged and left out; if it replaces one that was, that one is reported as deleted.
+// A value that is no T is logged and left out; if it replaces one that was, that one is reported as deleted.
 func (t *Table[T]) Follow(ctx context.Context, onChange func(Row[T])) (*View[T], error) {
 	if onChange == nil {
 		onChange = func(Row[T]) {}
 	}
-	v := &View[T]{done: make(chan struct{}), onChange: onChange, rows: map[string]Row[T]{}}
+	return t.follow(ctx, onChange, false)
+}
+
+func (t *Table[T]) follow(ctx context.Context, onChange func(Row[T]), without bool) (*View[T], error) {
+	v := &View[T]{done: make(chan struct{}), onChange: onChange, without: without, rows: map[string]viewed[T]{}}
 	v.follower = &follower{
 		s: t.s, bucket: t.bucket, log: t.s.o.Log.With("bucket", string(t.bucket)),
 		load: v.load, apply: func(e entry) { v.apply(e, false) }, knows: v.knows, confirm: v.confirm,
@@ -67,19 +97,19 @@ func (v *View[T]) Get(key string) (Row[T], bool) {
 	v.mu.RLock()
 	defer v.mu.RUnlock()
 	row, ok := v.rows[key]
-	if !ok || row.Deleted {
+	if !ok || row.deleted {
 		return Row[T]{}, false
 	}
-	return row, true
+	return Row[T]{Key: key, Value: *row.value, Revision: row.revision}, true
 }
 
 // Rows are all rows, sorted by key.
 func (v *View[T]) Rows() []Row[T] {
 	v.mu.RLock()
 	rows := make([]Row[T], 0, len(v.rows))
-	for _, row := range v.rows {
-		if !row.Deleted {
-			rows = append(rows, row)
+	for key, row := range v.rows {
+		if !row.deleted {
+			rows = append(rows, Row[T]{Key: key, Value: *row.value, Revision: row.revision})
 		}
 	}
 	v.mu.RUnlock()
@@ -126,12 +156,12 @@ func (v *View[T]) load(found scanned, anew bool) {
 	v.mu.Lock()
 	var gone []Row[T]
 	for key, row := range v.rows {
-		if found.keys[key] || !anew && row.Revision > found.last {
+		if found.keys[key] || !anew && row.revision > found.last {
 			continue
 		}
 		delete(v.rows, key)
-		if !row.Deleted {
-			gone = append(gone, Row[T]{Key: key, Revision: row.Revision, Deleted: true})
+		if !row.deleted {
+			gone = append(gone, Row[T]{Key: key, Revision: row.revision, Deleted: true})
 		}
 	}
 	v.mu.Unlock()
@@ -153,13 +183,18 @@ func (v *View[T]) apply(e entry, anew bool) {
 	}
 	v.mu.Lock()
 	was, known := v.rows[e.key]
-	if known && !anew && e.seq <= was.Revision {
+	if known && !anew && e.seq <= was.revision {
 		v.mu.Unlock()
 		return
 	}
-	v.rows[e.key] = row
+	now := viewed[T]{revision: row.Revision, deleted: row.Deleted}
+	if !v.without && !row.Deleted {
+		value := row.Value
+		now.value = &value
+	}
+	v.rows[e.key] = now
 	v.mu.Unlock()
-	if row.Deleted && (!known || was.Deleted) {
+	if row.Deleted && (!known || was.deleted) {
 		return // nobody was told of it
 	}
 	v.onChange(row)

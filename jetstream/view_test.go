@@ -251,7 +251,7 @@ func TestRescan(t *testing.T) {
 	s := open(t, b, func(o *Options) { o.RescanEvery, o.ConfirmEvery = time.Hour, time.Hour })
 	table := TableOf[value](s, Heartbeats)
 	seen := newChanges[value](t)
-	v := &View[value]{onChange: seen.on, rows: map[string]Row[value]{}}
+	v := &View[value]{onChange: seen.on, rows: map[string]viewed[value]{}}
 	f := &follower{s: s, bucket: Heartbeats, log: b.Log, load: v.load, apply: func(e entry) { v.apply(e, false) }, knows: v.knows, confirm: v.confirm}
 	v.follower = f
 	rescan := func() {
@@ -327,10 +327,10 @@ func TestCompare(t *testing.T) {
 	view.mu.Lock()
 	delete(view.rows, "a") // as if the watch had lost it
 	known := view.rows["b"]
-	known.Value.N = 7
+	known.value.N = 7
 	view.rows["b"] = known
-	view.rows["gone"] = Row[value]{Key: "gone", Revision: revisions[0]}
-	view.rows["young"] = Row[value]{Key: "young", Revision: revisions[2] + 100}
+	view.rows["gone"] = viewed[value]{revision: revisions[0], value: &value{}}
+	view.rows["young"] = viewed[value]{revision: revisions[2] + 100, value: &value{}}
 	view.mu.Unlock()
 	found, err := view.follower.compare(ctx)
 	if err != nil {

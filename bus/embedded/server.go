@@ -66,6 +66,7 @@ func Start(c Config) (*Server, error) {
 	gate := newGate()
 	if opts.TLSConfig != nil { // not the WebSocket listener's: the server has a hook of its own there
 		opts.TLSConfig.GetConfigForClient = gate.admit
+		opts.TLSConfig.SessionTicketsDisabled = true // a runner begins each connection anew, and would not use one
 	}
 	ns, err := server.NewServer(opts)
 	if err != nil {

@@ -78,6 +78,7 @@ type callout struct {
 	c     CalloutConfig
 	log   *slog.Logger
 	boxes *boxes
+	signs *issuer
 	quiet *rate.Limiter // refusals that are logged: anybody can cause them
 	links *links
 	notes *notes
@@ -107,8 +108,12 @@ func (a *Auth) ServeCallout(ctx context.Context, c CalloutConfig) error {
 	if err != nil {
 		return err
 	}
+	signs, err := newIssuer(c.Issuer)
+	if err != nil {
+		return err
+	}
 	s := &callout{
-		a: a, c: c, log: c.Log, boxes: boxes, quiet: rate.NewLimiter(10, 50), links: newLinks(), notes: newNotes(a.now),
+		a: a, c: c, log: c.Log, boxes: boxes, signs: signs, quiet: rate.NewLimiter(10, 50), links: newLinks(), notes: newNotes(a.now),
 		requests: make(chan request, calloutBacklog),
 	}
 	g, ctx := errgroup.WithContext(ctx)
@@ -232,16 +237,16 @@ func (s *callout) response(req *jwt.AuthorizationRequestClaims, v verdict) (stri
 	answer.Audience = req.Server.ID
 	if v.refused != "" {
 		answer.Error = v.refused
-		return answer.Encode(s.c.Issuer)
+		return answer.Encode(s.signs)
 	}
 	user, err := v.claims(req.UserNkey)
 	if err != nil {
 		return "", err
 	}
-	if answer.Jwt, err = user.Encode(s.c.Issuer); err != nil {
+	if answer.Jwt, err = user.Encode(s.signs); err != nil {
 		return "", err
 	}
-	return answer.Encode(s.c.Issuer)
+	return answer.Encode(s.signs)
 }
 
 // report logs a verdict, notes a refusal of a credential that proved itself in the audit log, and remembers the link of

@@ -15,7 +15,7 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// credentialsWithin bounds the record that goes before the credentials: the runner's slot waits 5 s for them.
+// credentialsWithin bounds what goes before the credentials, their record and the look for the key: the runner's slot waits 5 s for them.
 const credentialsWithin = 4 * time.Second
 
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
@@ -27,13 +27,17 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	}
 	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
 	defer cancel()
+	key, err := d.d.Registry.SealingKey(durable, run.runner.Ref, run.runner.Session)
+	if err != nil {
+		return err
+	}
 	if err := d.d.Audit.Record(durable, run.brief("credential.read", "ok", d.d.Now(), details[:]).Event()); err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").
 			WithHint("try again when /readyz is ready")
 	}
 	run.credentialsRead = true
 	ref := run.runner.Ref
-	sealed, err := seal.Seal(run.runner.SealingKey, seal.Context{
+	sealed, err := seal.Seal(key, seal.Context{
 		Tenant: ref.Tenant, Runner: ref.Runner, Session: run.runner.Session, Dispatch: run.id,
 	}, &runbusv1.CredentialBundle{
 		Secrets: run.secrets,

@@ -18,7 +18,7 @@ func (r *Registry) rosterChanged() {
 // outbound reports whether the entry is that of an outbound runner that was ever heard of and not removed since: not a link without
 // a hello, and not what a dialled or the managed runner said, which are listed from elsewhere. r.mu must be held.
 func (rn *runner) outbound() bool {
-	_, linked := rn.links[rn.rec.ProcessNonce]
+	_, linked := rn.links.of(rn.rec.ProcessNonce)
 	return (rn.known != nil || rn.live && linked) && !schemas.IsDialledID(rn.ref.Runner) && rn.ref.Runner != schemas.ConsoleRunner
 }
 

@@ -31,7 +31,7 @@ func (r *Registry) Handover(ref schemas.RunnerRef, within time.Duration) {
 		r.mu.Unlock()
 		return
 	}
-	old, linked := rn.links[rn.rec.ProcessNonce]
+	old, linked := rn.links.of(rn.rec.ProcessNonce)
 	r.mu.Unlock()
 	if !linked {
 		return

@@ -14,7 +14,7 @@ func TestWorkWaitsForTheLinkThatTakesOver(t *testing.T) {
 	old, fresh := linkKey{"S", 1}, linkKey{"S", 2}
 	linked := func() *Registry {
 		return &Registry{fleet: map[string]map[string]*runner{ref.Tenant: {ref.Runner: {
-			ref: ref, live: true, rec: Record{ProcessNonce: "n"}, links: map[string]link{"n": {key: old}},
+			ref: ref, live: true, rec: Record{ProcessNonce: "n"}, links: processLinks{{"n", link{key: old}}},
 		}}}}
 	}
 	await := func(r *Registry, ref schemas.RunnerRef) <-chan struct{} {
@@ -86,7 +86,7 @@ func TestWorkWaitsForTheLinkThatTakesOver(t *testing.T) {
 		r.handovers.linked(ref, fresh)
 	})
 	unlinked := linked()
-	delete(unlinked.fleet[ref.Tenant][ref.Runner].links, "n")
+	unlinked.fleet[ref.Tenant][ref.Runner].links.drop("n")
 	unlinked.Handover(ref, time.Hour)
 	unlinked.Handover(schemas.RunnerRef{Tenant: "acme", Runner: "nobody"}, time.Hour)
 	if unlinked.handovers.some.Load() != 0 {

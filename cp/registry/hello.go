@@ -83,6 +83,9 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 	if err != nil {
 		return nil, err
 	}
+	if err := r.keepSealingKey(ctx, ref, now.Session, hello.GetSealingKey()); err != nil {
+		return nil, unavailable(err)
+	}
 	if former != "" {
 		r.order(ref, former, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Replaced{
 			Replaced: &runbusv1.ReplacedOrder{Reason: replacedText(ref).Message},
@@ -291,7 +294,7 @@ func (r *Registry) newRecord(ref schemas.RunnerRef, key auth.Key, h *runbusv1.Ru
 		Tenant: ref.Tenant, Runner: ref.Runner, Name: h.GetName(), Version: h.GetVersion(),
 		Capabilities: h.GetCapabilities(), LoadScore: boundLoad(h.GetLoadScore()), Limit: boundCount(h.GetLimit()),
 		Draining: h.GetDraining(), Pid: h.GetPid(), SessionAt: at, ProcessNonce: h.GetProcessNonce(),
-		PublicKey: key.PublicKey, KeyID: key.ID, SealingKey: h.GetSealingKey(),
+		PublicKey: key.PublicKey, KeyID: key.ID,
 		StartedAt: at, LastSeen: at, Replica: r.d.Replica, Policy: policyOf(h.GetPolicy()),
 	}
 }

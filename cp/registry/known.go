@@ -24,7 +24,7 @@ func (r *Registry) bind(ctx context.Context, ref schemas.RunnerRef, key auth.Key
 		now := r.d.Now()
 		var row jetstream.Row[Known]
 		err := jetstream.ErrNotFound
-		if _, seen := r.knownView.Get(at); seen || try > 0 {
+		if _, _, seen := r.knownRow(ref); seen || try > 0 {
 			row, err = r.known.Get(ctx, at)
 		}
 		switch {
@@ -99,17 +99,16 @@ func (n *notes) take() map[schemas.RunnerRef]note {
 // heartbeat.
 func (r *Registry) flushKnown(ctx context.Context) {
 	for ref, n := range r.notes.take() {
-		row, ok := r.knownView.Get(schemas.RunnerKey(ref))
-		known := row.Value
+		known, revision, ok := r.knownRow(ref)
 		same := known.Name == n.name && known.Version == n.version
-		if !ok || row.Deleted || same && n.at.Sub(known.LastSeen) < knownEvery {
+		if !ok || same && n.at.Sub(known.LastSeen) < knownEvery {
 			continue
 		}
 		if n.at.After(known.LastSeen) {
 			known.LastSeen = n.at
 		}
 		known.Name, known.Version = n.name, n.version
-		_, err := r.known.Update(ctx, row.Key, known, row.Revision)
+		_, err := r.known.Update(ctx, schemas.RunnerKey(ref), known, revision)
 		if err != nil && !errors.Is(err, jetstream.ErrLost) {
 			r.d.Log.Warn("known runner not written", "runner", ref.Runner, "tenant", ref.Tenant, "error", err)
 			return

@@ -54,6 +54,6 @@ func (r *Registry) Session(ref schemas.RunnerRef) (session string, ok bool) {
 	if rn == nil || !rn.live || rn.rec.Left {
 		return "", false
 	}
-	_, linked := rn.links[rn.rec.ProcessNonce]
+	_, linked := rn.links.of(rn.rec.ProcessNonce)
 	return rn.rec.Session, linked && rn.rec.Session != ""
 }

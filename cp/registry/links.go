@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -41,6 +42,40 @@ type link struct {
 	at     time.Time // when this replica saw it come up
 	start  time.Time // by the server's clock
 	missed int       // scans that its server did not answer
+}
+
+// processLinks are the newest link of each process of one runner: hardly ever of more than one, for which a map would take 900 bytes.
+type processLinks []processLink
+
+type processLink struct {
+	nonce string
+	link
+}
+
+// of is the link of a process; the zero link if it has none.
+func (p processLinks) of(nonce string) (l link, linked bool) {
+	for i := range p {
+		if p[i].nonce == nonce {
+			return p[i].link, true
+		}
+	}
+	return link{}, false
+}
+
+// set makes l the link of a process.
+func (p *processLinks) set(nonce string, l link) {
+	for i := range *p {
+		if (*p)[i].nonce == nonce {
+			(*p)[i].link = l
+			return
+		}
+	}
+	*p = append(*p, processLink{nonce, l})
+}
+
+// drop forgets the link of a process.
+func (p *processLinks) drop(nonce string) {
+	*p = slices.DeleteFunc(*p, func(l processLink) bool { return l.nonce == nonce })
 }
 
 // clientInfo is what events and scans tell of a connection. User is the name that the callout put into the JWT,
@@ -102,8 +137,8 @@ func (r *Registry) linkUp(e linkEvent) {
 	if !ok {
 		return
 	}
-	l := link{key: linkKey{e.Server.ID, e.Client.ID}, at: r.d.Now(), start: e.Client.Start}
-	r.update(ref, func(rn *runner) { rn.links[nonce] = l })
+	l := link{key: linkKey{shared(e.Server.ID), e.Client.ID}, at: r.d.Now(), start: e.Client.Start}
+	r.update(ref, func(rn *runner) { rn.links.set(nonce, l) })
 	r.handovers.linked(ref, l.key)
 }
 
@@ -119,8 +154,8 @@ func (r *Registry) linkDown(e linkEvent) {
 		if r.scanning {
 			r.ended[key] = struct{}{}
 		}
-		if rn.links[nonce].key == key {
-			delete(rn.links, nonce)
+		if l, _ := rn.links.of(nonce); l.key == key {
+			rn.links.drop(nonce)
 			if nonce == rn.rec.ProcessNonce { // who only asked, or was replaced, says nothing about the runner
 				r.notes.add(ref, rn.rec.Name, rn.rec.Version, r.d.Now())
 			}
@@ -271,6 +306,7 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 		r.review(rn)
 	}
 	for server, conns := range servers {
+		server = shared(server)
 		for _, c := range conns {
 			ref, nonce, ok := c.runner()
 			key := linkKey{server, c.CID}
@@ -279,17 +315,19 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 			}
 			found[key] = true
 			rn := r.runner(ref)
-			have, linked := rn.links[nonce]
+			have, linked := rn.links.of(nonce)
 			if linked && (have.key == key || have.start.After(c.Start)) {
 				continue
 			}
-			rn.links[nonce] = link{key: key, at: r.d.Now(), start: c.Start}
+			rn.links.set(nonce, link{key: key, at: r.d.Now(), start: c.Start})
 			touch(rn)
 		}
 	}
 	for _, tenant := range r.fleet {
 		for _, rn := range tenant {
-			for nonce, l := range rn.links {
+			had := len(rn.links)
+			for i := range rn.links {
+				l := &rn.links[i].link
 				_, answered := servers[l.key.server]
 				switch {
 				case found[l.key]:
@@ -300,11 +338,10 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 				default:
 					l.missed++
 				}
-				rn.links[nonce] = l
-				if l.missed >= suspectMost {
-					delete(rn.links, nonce)
-					touch(rn)
-				}
+			}
+			rn.links = slices.DeleteFunc(rn.links, func(l processLink) bool { return l.missed >= suspectMost })
+			if len(rn.links) < had {
+				touch(rn)
 			}
 		}
 	}

@@ -93,10 +93,9 @@ type Candidate struct {
 	// published there is known to have arrived.
 	Deaf, Unheard bool
 	// Offline says why it can't take work now; empty when it can.
-	Offline    string
-	Session    string
-	SealingKey []byte
-	Limit      int
+	Offline string
+	Session string
+	Limit   int
 	// SessionAt and LinkAt are when the session was given and when this replica saw the link come up.
 	SessionAt, LinkAt time.Time
 	Link              string // `outbound`, `dialled` or `local`

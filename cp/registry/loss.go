@@ -145,7 +145,7 @@ func (rn *runner) look(w *Watch) (sight, string) {
 		}
 		return gone, fmt.Sprintf("it said goodbye (%s)", rn.rec.LeftReason)
 	}
-	if _, up := rn.links[rn.rec.ProcessNonce]; !up {
+	if _, up := rn.links.of(rn.rec.ProcessNonce); !up {
 		return outOfSight, "its link was cut"
 	}
 	return inSight, ""

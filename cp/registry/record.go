@@ -41,8 +41,8 @@ type Record struct {
 	Replaced     []string `json:"replaced,omitempty"`
 	PublicKey    string   `json:"publicKey"`
 	KeyID        string   `json:"keyId"`
-	// SealingKey is the HPKE public key that the hello signed.
-	SealingKey []byte `json:"sealingKey"`
+	// SealingKey is the HPKE public key that the hello signed, in a record of a version that kept it here: now it is in a bucket of its own.
+	SealingKey []byte `json:"sealingKey,omitempty"`
 
 	StartedAt time.Time `json:"startedAt"`
 	// LastSeen is the last hello or heartbeat, by the clock of Replica.

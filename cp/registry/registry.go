@@ -92,8 +92,9 @@ type Registry struct {
 	d          Deps
 	heartbeats *jetstream.Table[Record]
 	known      *jetstream.Table[Known]
-	liveView   *jetstream.View[Record]
-	knownView  *jetstream.View[Known]
+	sealing    *jetstream.Table[sealingKey]
+	liveView   *jetstream.Tail[Record]
+	knownView  *jetstream.Tail[Known]
 	metrics    *metrics
 	subs       []*nats.Subscription
 
@@ -113,6 +114,7 @@ type Registry struct {
 	waitOf   map[schemas.RunnerRef]int
 	fleet    map[string]map[string]*runner
 	named    map[nameKey]map[*runner]struct{}
+	lists    map[string][]string // of capabilities, as runners share them
 	changed  chan struct{}
 	probedAt time.Time            // the leader's last answer
 	scanning bool                 // while true, ended collects
@@ -136,10 +138,12 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 		d:          d,
 		heartbeats: jetstream.TableOf[Record](d.Store, jetstream.Heartbeats),
 		known:      jetstream.TableOf[Known](d.Store, jetstream.Known),
+		sealing:    jetstream.TableOf[sealingKey](d.Store, jetstream.SealingKeys),
 		slots:      make(chan struct{}, serveLimit),
 		rescan:     make(chan struct{}, 1),
 		fleet:      make(map[string]map[string]*runner),
 		named:      make(map[nameKey]map[*runner]struct{}),
+		lists:      make(map[string][]string),
 		changed:    make(chan struct{}),
 		ended:      make(map[linkKey]struct{}),
 		refused:    make(map[string]time.Time),
@@ -169,10 +173,10 @@ func (r *Registry) start(ctx context.Context) (err error) {
 	if err := r.probe(ctx); err != nil {
 		return err
 	}
-	if r.knownView, err = r.known.Follow(ctx, r.knownChanged); err != nil {
+	if r.knownView, err = r.known.Tail(ctx, r.knownChanged); err != nil {
 		return err
 	}
-	if r.liveView, err = r.heartbeats.Follow(ctx, r.recordChanged); err != nil {
+	if r.liveView, err = r.heartbeats.Tail(ctx, r.recordChanged); err != nil {
 		return err
 	}
 	r.d.Auth.OnKeyRevoked(r.keyRevoked)

@@ -43,12 +43,13 @@ func (r *Registry) noteResponders(ref schemas.RunnerRef, session string, none bo
 
 // responding is the third signal: whether the session got what was last published to it.
 func (rn *runner) responding() string {
+	link, _ := rn.links.of(rn.rec.ProcessNonce)
 	switch s := rn.responders; {
 	case s.session == "" || s.session != rn.rec.Session:
 		return RespondersUnasked
 	case !s.none:
 		return RespondersHeard
-	case rn.links[rn.rec.ProcessNonce].at.After(s.at):
+	case link.at.After(s.at):
 		return RespondersUnasked // a new link, with new subscriptions
 	}
 	return RespondersNone

@@ -13,7 +13,7 @@ func TestStatus(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	fit := func() *runner {
 		return &runner{
-			live: true, links: map[string]link{"n1": {at: now}},
+			live: true, links: processLinks{{"n1", link{at: now}}},
 			rec: Record{ProcessNonce: "n1", Session: "s1", Ready: true, LastSeen: now.Add(-10 * time.Second)},
 		}
 	}
@@ -26,8 +26,8 @@ func TestStatus(t *testing.T) {
 		"fit":               {func(*runner) {}, true, "", Signals{"up", "fresh", "not asked"}},
 		"key gone":          {func(r *runner) { r.live = false }, false, "not connected", Signals{"down", "none", "not asked"}},
 		"said goodbye":      {func(r *runner) { r.rec.Left = true }, false, "not connected", Signals{"down", "none", "not asked"}},
-		"no link":           {func(r *runner) { clear(r.links) }, false, "not connected", Signals{"down", "fresh", "not asked"}},
-		"another's link":    {func(r *runner) { r.links = map[string]link{"n2": {}} }, false, "not connected", Signals{"down", "fresh", "not asked"}},
+		"no link":           {func(r *runner) { r.links = nil }, false, "not connected", Signals{"down", "fresh", "not asked"}},
+		"another's link":    {func(r *runner) { r.links = processLinks{{nonce: "n2"}} }, false, "not connected", Signals{"down", "fresh", "not asked"}},
 		"no heartbeat yet":  {func(r *runner) { r.rec.Ready = false }, true, "no heartbeat yet", Signals{"up", "none", "not asked"}},
 		"heartbeat is late": {func(r *runner) { r.rec.LastSeen = now.Add(-46 * time.Second) }, false, "no heartbeat for 46s", Signals{"up", "late", "not asked"}},
 		"nobody listened":   {func(r *runner) { r.responders = responders{session: "s1", none: true, at: now.Add(time.Second)} }, true, "", Signals{"up", "fresh", "none"}},
@@ -55,14 +55,14 @@ func TestSignalsOfALinkThatIsGone(t *testing.T) {
 		outbound, dialled Signals
 	}{
 		"linked":   {func(*runner) {}, Signals{"up", "fresh", "heard"}, Signals{"up", "fresh", "heard"}},
-		"cut":      {func(r *runner) { clear(r.links) }, Signals{"down", "fresh", "not asked"}, Signals{"down", "none", "not asked"}},
-		"late":     {func(r *runner) { clear(r.links); r.rec.LastSeen = now.Add(-time.Minute) }, Signals{"down", "late", "not asked"}, Signals{"down", "late", "not asked"}},
+		"cut":      {func(r *runner) { r.links = nil }, Signals{"down", "fresh", "not asked"}, Signals{"down", "none", "not asked"}},
+		"late":     {func(r *runner) { r.links = nil; r.rec.LastSeen = now.Add(-time.Minute) }, Signals{"down", "late", "not asked"}, Signals{"down", "late", "not asked"}},
 		"ended":    {func(r *runner) { r.rec.Left = true }, Signals{"down", "none", "not asked"}, Signals{"down", "none", "not asked"}},
 		"long ago": {func(r *runner) { r.live = false }, Signals{"down", "none", "not asked"}, Signals{"down", "none", "not asked"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			rn := &runner{
-				ref: schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, live: true, links: map[string]link{"n1": {at: now}},
+				ref: schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, live: true, links: processLinks{{"n1", link{at: now}}},
 				rec: Record{ProcessNonce: "n1", Session: "s1", Ready: true, LastSeen: now}, responders: responders{session: "s1", at: now},
 			}
 			c.change(rn)
@@ -93,7 +93,7 @@ func TestScan(t *testing.T) {
 	began := start.Add(30 * time.Second)
 	add := func(id, nonce, server string, cid uint64, at time.Time) {
 		rn := r.runner(conn(cid, id, nonce).mustRef(t))
-		rn.links[nonce] = link{key: linkKey{server, cid}, at: at, start: start}
+		rn.links.set(nonce, link{key: linkKey{server, cid}, at: at, start: start})
 	}
 	add("gone", "n", "S1", 1, start)                 // its end was missed
 	add("new", "n", "S1", 2, began.Add(time.Second)) // came during the scan

@@ -20,10 +20,12 @@ type runner struct {
 	revision uint64
 	live     bool
 	known    *Known
+	knownRev uint64 // revision of known
 	work     string // subject of the work of session workOf
 	workOf   string
-	indexed  string          // the name under which Registry.named has it; "" for none
-	links    map[string]link // newest link of each process, by process nonce
+	indexed  string // the name under which Registry.named has it; "" for none
+	links    processLinks
+	sealing  *sealingKey // of the session, once it was used
 	// responders is what became of the last work or order that was published to it.
 	responders responders
 	watches    *Watch // the last that began; the others are behind it
@@ -38,7 +40,8 @@ func (r *Registry) runner(ref schemas.RunnerRef) *runner {
 	}
 	rn := tenant[ref.Runner]
 	if rn == nil {
-		rn = &runner{ref: ref, links: make(map[string]link)}
+		ref.Tenant = shared(ref.Tenant)
+		rn = &runner{ref: ref}
 		tenant[ref.Runner] = rn
 	}
 	return rn
@@ -120,8 +123,8 @@ func (r *Registry) recordChanged(row jetstream.Row[Record]) {
 		rn.revision = row.Revision
 		rn.live = !row.Deleted
 		if !row.Deleted {
-			rn.rec = row.Value
-			_, linked = rn.links[rn.rec.ProcessNonce]
+			rn.rec = r.share(row.Value, rn)
+			_, linked = rn.links.of(rn.rec.ProcessNonce)
 			linked = linked || rn.rec.Left
 		}
 	})
@@ -138,9 +141,11 @@ func (r *Registry) knownChanged(row jetstream.Row[Known]) {
 		return
 	}
 	r.update(ref, func(rn *runner) {
-		rn.known = nil
+		rn.known, rn.knownRev = nil, row.Revision
 		if !row.Deleted {
-			rn.known = &row.Value
+			known := row.Value
+			known.share(rn.ref)
+			rn.known = &known
 		}
 	})
 }
@@ -154,6 +159,17 @@ func (r *Registry) record(ref schemas.RunnerRef) (rec Record, revision uint64, o
 		return Record{}, 0, false
 	}
 	return rn.rec, rn.revision, rn.live
+}
+
+// knownRow is what is known of ref and its revision, as the view has it.
+func (r *Registry) knownRow(ref schemas.RunnerRef) (known Known, revision uint64, ok bool) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.fleet[ref.Tenant][ref.Runner]
+	if rn == nil || rn.known == nil {
+		return Known{}, 0, false
+	}
+	return *rn.known, rn.knownRev, true
 }
 
 // Bound is the public key that holds ref's id, from the view; false when nobody does. It never reads JetStream: it is for
@@ -193,7 +209,7 @@ func (rn *runner) status(now time.Time) status {
 	case rn.rec.Ready:
 		s.signals.Heartbeat = heartbeatFresh
 	}
-	_, linked := rn.links[rn.rec.ProcessNonce]
+	_, linked := rn.links.of(rn.rec.ProcessNonce)
 	if linked {
 		s.signals.Connection = "up"
 	}
@@ -264,14 +280,15 @@ func (rn *runner) seen(now time.Time) seen {
 
 // candidate is rn, with this status, for dispatch. r.mu must be held.
 func (rn *runner) candidate(s status) Candidate {
+	link, _ := rn.links.of(rn.rec.ProcessNonce)
 	if rn.workOf != rn.rec.Session {
 		rn.work, rn.workOf = schemas.WorkSubject(rn.ref, rn.rec.Session), rn.rec.Session
 	}
 	return Candidate{
 		Ref: rn.ref, Name: rn.name(), Link: LinkOutbound,
 		Connected: s.connected, Draining: s.draining, Offline: s.offline,
-		Session: rn.rec.Session, Work: rn.work, SealingKey: rn.rec.SealingKey, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
-		SessionAt: rn.rec.SessionAt, LinkAt: rn.links[rn.rec.ProcessNonce].at,
+		Session: rn.rec.Session, Work: rn.work, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
+		SessionAt: rn.rec.SessionAt, LinkAt: link.at,
 		Deaf: s.signals.Responders == RespondersNone, Unheard: s.signals.Responders != RespondersHeard,
 		Can: bus.AbilitiesOf(rn.rec.Capabilities),
 	}

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/org-runink/runbus/tests/bench/plane"
@@ -38,6 +39,11 @@ func measureHeld(s settings, p *plane.Plane, before proc.Memory, classes proc.Cl
 		return h, err
 	}
 	if s.rest > 0 {
+		if s.profile != "" { // what the rest allocates is the difference to the one after it
+			if err := p.Ask("heap "+filepath.Join(s.profile, "plane-settled.pprof"), nil); err != nil {
+				return h, err
+			}
+		}
 		if err := pause(s.rest / 2); err != nil {
 			return h, err
 		}

@@ -55,6 +55,11 @@ func bench(ctx context.Context, s settings) error {
 }
 
 func once(ctx context.Context, s settings) (f figures, err error) {
+	if s.profile != "" {
+		if err := os.MkdirAll(s.profile, 0o750); err != nil {
+			return f, err
+		}
+	}
 	dir, err := os.MkdirTemp("", "runbus-fleet-")
 	if err != nil {
 		return f, err
