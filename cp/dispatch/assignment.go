@@ -10,33 +10,26 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Numbers of the fields of RunnerWorkAssignment, of RunFetchRequest's limits, and of Timestamp.
+// Numbers of the fields of RunnerWorkAssignment and of Timestamp.
 const (
 	fieldDispatch, fieldSession                    = 1, 2
 	fieldRequest, fieldReplica                     = 83, 84
 	fieldAcceptBy, fieldDeadline                   = 85, 86
 	fieldCredentials, fieldWindow                  = 87, 88
-	fieldMaxRows, fieldMaxBytes                    = 3, 4
 	fieldSeconds, fieldNanos      protowire.Number = 1, 2
 )
 
 // assignment is the RunnerWorkAssignment of a run, encoded. It is written by hand, since one is written at every dispatch: neither
-// is the caller's request copied, nor is an object made. What the limits of the request are stands behind the caller's own, where it counts.
+// is the caller's request copied, nor is an object made.
 func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
-	size := r.size
-	b := slices.Grow(r.body[:0], size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
+	b := slices.Grow(r.body[:0], r.size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
 	b = appendText(b, fieldDispatch, r.id)
 	b = appendText(b, fieldSession, r.runner.Session)
-	rows, bytes := limit(r.fetch.GetMaxRows(), MaxRows), limit(r.fetch.GetMaxBytes(), MaxBytes)
-	size += 2*protowire.SizeTag(fieldMaxRows) + protowire.SizeVarint(uint64(rows)) + protowire.SizeVarint(uint64(bytes))
 	b = protowire.AppendTag(b, fieldRequest, protowire.BytesType)
-	b = protowire.AppendVarint(b, uint64(size))
-	b, err := proto.MarshalOptions{UseCachedSize: true}.MarshalAppend(b, r.fetch)
+	b, err := appendRequest(protowire.AppendVarint(b, uint64(r.size)), r.fetch, limit(r.fetch.GetMaxRows(), MaxRows), limit(r.fetch.GetMaxBytes(), MaxBytes))
 	if err != nil {
 		return nil, err
 	}
-	b = appendNumber(b, fieldMaxRows, rows)
-	b = appendNumber(b, fieldMaxBytes, bytes)
 	b = appendText(b, fieldReplica, r.replica)
 	b = appendTime(b, fieldAcceptBy, acceptBy)
 	b = appendTime(b, fieldDeadline, r.deadline)

@@ -23,6 +23,9 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 			Source: &runbusv1.Source{Kind: text.Draw(t, "kind"), Settings: rapid.MapOf(text, text).Draw(t, "settings")},
 			Query:  text.Draw(t, "query"), MaxRows: number.Draw(t, "rows"), MaxBytes: number.Draw(t, "bytes"),
 		}
+		if rapid.Bool().Draw(t, "source is later") {
+			fetch.Source.ProtoReflect().SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 1001, protowire.BytesType), "new"))
+		}
 		if rapid.Bool().Draw(t, "later") {
 			fetch.ProtoReflect().SetUnknown(protowire.AppendVarint(protowire.AppendTag(nil, 1000, protowire.VarintType), 7))
 		}
@@ -33,7 +36,7 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 		acceptBy, deadline := at("accept"), at("deadline")
 		r := &run{facts: facts{
 			id: text.Draw(t, "id"), runner: registry.Candidate{Session: text.Draw(t, "session")}, replica: text.Draw(t, "replica"),
-			fetch: fetch, size: proto.Size(fetch), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
+			fetch: fetch, size: requestSize(fetch, limit(fetch.GetMaxRows(), MaxRows), limit(fetch.GetMaxBytes(), MaxBytes)), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
 		}}
 		window := number.Draw(t, "window")
 		body, err := r.assignment(acceptBy, window)
@@ -57,4 +60,18 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 			t.Fatal("the caller's request was changed")
 		}
 	})
+}
+
+func TestAssignmentIsOfTexts(t *testing.T) {
+	for name, fetch := range map[string]*runbusv1.RunFetchRequest{
+		"kind":    {Source: &runbusv1.Source{Kind: "\xff"}},
+		"name":    {Source: &runbusv1.Source{Settings: map[string]string{"\xff": ""}}},
+		"setting": {Source: &runbusv1.Source{Settings: map[string]string{"path": "\xff"}}},
+		"query":   {Query: "\xff"},
+	} {
+		r := &run{facts: facts{fetch: fetch, size: requestSize(fetch, MaxRows, MaxBytes)}}
+		if _, err := r.assignment(time.Unix(0, 0), window); err == nil {
+			t.Errorf("%s: written though it is not UTF-8", name)
+		}
+	}
 }

@@ -65,6 +65,7 @@ type Dispatcher struct {
 	tracer    oteltrace.Tracer
 	here      string    // this replica, in timelines
 	began     time.Time // of clock
+	ownClock  bool      // Deps.Now was given
 	ticks     atomic.Int64
 	coarse    atomic.Int64  // clock at the last look
 	busy      chan struct{} // room for one: mind has something to do
@@ -88,7 +89,8 @@ func New(d Deps) (*Dispatcher, error) {
 	d.AcceptWithin = cmp.Or(d.AcceptWithin, 2*time.Second)
 	d.ConfirmWithin = cmp.Or(d.ConfirmWithin, 5*time.Second)
 	d.Log = cmp.Or(d.Log, slog.Default())
-	if d.Now == nil {
+	ownClock := d.Now != nil
+	if !ownClock {
 		d.Now = time.Now
 	}
 	var tracing oteltrace.TracerProvider = noop.NewTracerProvider()
@@ -107,7 +109,7 @@ func New(d Deps) (*Dispatcher, error) {
 		receivers.TellIf(d.Watched)
 	}
 	x := &Dispatcher{
-		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(),
+		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(), ownClock: ownClock,
 		busy: make(chan struct{}, 1), closing: make(chan struct{}), minded: make(chan struct{}),
 		running: make(map[string]*run), idle: make(chan struct{}),
 	}

@@ -30,6 +30,7 @@ const (
 func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sink) Outcome {
 	run, err := d.newRun(req, id)
 	ctx = d.observe(ctx, run)
+	run.gone = ctx.Done()
 	if err != nil {
 		return d.finish(run, refusal(err))
 	}
@@ -65,7 +66,7 @@ func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
 	}
 
 	// Register the waiter, before anybody can answer.
-	d.open(ctx, run)
+	d.open(run)
 	defer d.shut(run)
 
 	// Publish the assignment; the runner reserves a slot and accepts, or refuses.
@@ -96,7 +97,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 	}
 	published := d.d.Now()
 	within := min(d.d.AcceptWithin, run.timeout)
-	run.dueIn(d, within)
+	run.dueAt(d.clockAt(published) + int64(within))
 	if end := d.publish(run, published.Add(within)); end != nil {
 		return end
 	}
@@ -136,16 +137,12 @@ func (d *Dispatcher) assign(run *run) *ending {
 		if end := d.overtaken(run); end != nil {
 			return end
 		}
-		if retry == nil { // the usual case; two are waited for faster than three
-			select {
-			case <-run.stream.ready():
-			case <-run.gone:
-			}
+		if retry == nil { // the usual case
+			<-run.stream.ready()
 			continue
 		}
 		select {
 		case <-run.stream.ready():
-		case <-run.gone:
 		case <-retry:
 			retry = nil
 			d.metrics.again.Inc()

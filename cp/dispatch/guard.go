@@ -5,15 +5,23 @@ import (
 )
 
 // The dispatcher's clock, its minder, and the guards of slow calls. A dispatch has no timer, and its sink is called in the
-// goroutine of Fetch: most dispatches end within a few milliseconds, and neither timers nor goroutines are free. Instead one goroutine
-// looks at all of them now and then.
+// goroutine of Fetch, which waits in one place: most dispatches end within a few milliseconds, and neither timers nor goroutines are
+// free, nor is a wait for two things. Instead one goroutine looks at all of them now and then.
 
-// tickEvery is how often running dispatches are looked at. It is the precision of the limits of time, and the delay with which a
-// cancel reaches the runner while the caller is in a call that does not return.
+// tickEvery is how often running dispatches are looked at. It is the precision of the limits of time, and the delay with which it is
+// seen that a caller has gone.
 const tickEvery = 20 * time.Millisecond
 
 // clock is a monotonic time in nanoseconds, from 1 on.
 func (d *Dispatcher) clock() int64 { return int64(time.Since(d.began)) + 1 }
+
+// clockAt is clock at a time that Deps.Now gave: the processor's clock is asked for it once, unless Now is somebody's own.
+func (d *Dispatcher) clockAt(now time.Time) int64 {
+	if d.ownClock {
+		return d.clock()
+	}
+	return int64(now.Sub(d.began)) + 1
+}
 
 // mind looks at the running dispatches, as long as there are any, until the dispatcher is closed.
 func (d *Dispatcher) mind() {
@@ -38,7 +46,7 @@ func (d *Dispatcher) mind() {
 	}
 }
 
-// look wakes the dispatches that are out of time, and gives a guard to those whose sink does not return. It returns false when
+// look wakes the dispatches that are out of time, or whose caller has gone, and gives a guard to those whose sink does not return. It returns false when
 // nothing runs.
 func (d *Dispatcher) look() bool {
 	now, tick := d.clock(), d.ticks.Add(1)
@@ -46,7 +54,7 @@ func (d *Dispatcher) look() bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, r := range d.running {
-		if at := r.wakeAt.Load(); at > 0 && now >= at {
+		if at := r.wakeAt.Load(); at > 0 && now >= at || closed(r.gone) {
 			r.wake()
 		}
 		if since := r.calling.Load(); since > 0 && tick-since > 1 {
@@ -55,6 +63,15 @@ func (d *Dispatcher) look() bool {
 	}
 	d.minding = len(d.running) > 0
 	return d.minding
+}
+
+func closed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
 }
 
 // guard looks at what may end a run while its sink is being called, and ends it then. A caller who doesn't take what comes thus

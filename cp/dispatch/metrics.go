@@ -77,8 +77,6 @@ func (m *metrics) count(run *run, o Outcome) {
 	if d, ok := hop(o.Phases, PhaseAccepted, PhaseFirstRow); ok {
 		m.firstRow.Observe(d.Seconds())
 	}
-	run.mu.Lock()
-	defer run.mu.Unlock()
 	m.rows.Add(float64(max(run.rows, 0)))
 	m.bytes.Add(float64(max(run.bytes, 0)))
 }

@@ -174,10 +174,8 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	if runner == "" && schemas.ValidRunnerID(run.named) == nil {
 		runner = run.named
 	}
-	details := run.details[:0] // in the order of their names
-	run.mu.Lock()
-	accepted, rows, bytes := run.accepted, run.rows, run.bytes
-	run.mu.Unlock()
+	details := run.details[:0]                                 // in the order of their names
+	accepted, rows, bytes := run.accepted, run.rows, run.bytes // nobody writes them any more
 	if accepted {
 		details = append(details, audit.Detail{Name: "bytes", Value: strconv.FormatInt(bytes, 10)}, audit.Detail{Name: "chosen", Value: chosen})
 	}

@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"context"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -27,9 +26,9 @@ type arrival struct {
 
 // open begins to wait for the run's result, and to watch over its runner. Whatever the run may have to look at wakes it in one
 // place, where the frames arrive.
-func (d *Dispatcher) open(ctx context.Context, run *run) {
+func (d *Dispatcher) open(run *run) {
 	ref, session := run.runner.Ref, run.runner.Session
-	run.gone, run.sum.Scheme = ctx.Done(), run.runner.Can.Scheme()
+	run.sum.Scheme = run.runner.Can.Scheme()
 	run.stream.receiver = &run.receiver
 	d.receivers.OpenAt(&run.receiver, ref, session, run.id, window)
 	run.open.Store(true)
@@ -56,10 +55,10 @@ func (s *stream) take() (arrival, bool) {
 
 func (s *stream) ready() <-chan struct{} { return s.receiver.Ready() }
 
-// dueIn sets the time at which the run is out of time.
-func (r *run) dueIn(d *Dispatcher, within time.Duration) {
-	r.due = d.clock() + int64(within)
-	r.wakeAt.Store(r.due)
+// dueAt sets the time, by Dispatcher.clock, at which the run is out of time.
+func (r *run) dueAt(at int64) {
+	r.due = at
+	r.wakeAt.Store(at)
 }
 
 // overtaken returns how the run ended if something else than the runner's word ends it: the caller, the time, the loss of the
@@ -91,7 +90,7 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 // relay hands what arrives to the caller, one piece at a time, and gives the runner credit for what the caller took (SPEC
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(run *run, sink Sink) ending {
-	run.dueIn(d, run.deadline.Sub(d.d.Now()))
+	run.dueAt(run.endsAt)
 	defer run.sum.Close()
 	if end := d.tell(run, sink, nil); end != nil {
 		return *end
@@ -102,10 +101,7 @@ func (d *Dispatcher) relay(run *run, sink Sink) ending {
 		}
 		a, ok := run.stream.take()
 		if !ok {
-			select {
-			case <-run.stream.ready():
-			case <-run.gone:
-			}
+			<-run.stream.ready()
 			continue
 		}
 		if end := d.pass(run, sink, a); end != nil {

@@ -8,7 +8,6 @@ import (
 
 	"github.com/oklog/ulid/v2"
 	oteltrace "go.opentelemetry.io/otel/trace"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/audit"
@@ -59,12 +58,13 @@ type facts struct {
 	actor    string                    // the caller, in audit events
 	named    string                    // runner as the caller named it
 	fetch    *runbusv1.RunFetchRequest // the caller's, as it is; not read any more when the assignment was accepted
-	size     int                       // of it, encoded
+	size     int                       // of it in an assignment, with the limits that hold
 	kind     string                    // of its source
 	secrets  map[string]string
 	timeout  time.Duration
 	began    time.Time
 	deadline time.Time
+	endsAt   int64 // deadline, by Dispatcher.clock
 	replica  string
 	here     string // who did it, in the timeline: this replica
 	there    string // …or the runner; set once it is selected
@@ -82,7 +82,7 @@ type facts struct {
 
 	stream   stream
 	sum      bus.Digest      // over the chunks that were relayed
-	gone     <-chan struct{} // closed when the caller has gone
+	gone     <-chan struct{} // closed when the caller has gone; stays as it is from enter on
 	hadGuard bool            // a call of the sink had one
 
 	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end
@@ -125,15 +125,19 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 	r.asked.Store(false)
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	actor := r.actor // of the run before: mostly the same
+	if actor == "" || r.caller.Name != req.Caller.Name || r.caller.Role != req.Caller.Role {
+		actor = req.Caller.Actor()
+	}
 	r.facts = facts{
-		caller: req.Caller, actor: req.Caller.Actor(), named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
+		caller: req.Caller, actor: actor, named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
 		began: now, replica: d.Replica(), here: d.here, now: d.d.Now,
 	}
 	r.phases = append(r.steps[:0], PhaseAt{Phase: PhaseQueued, At: now, By: d.here})
 	if r.timeout == 0 || r.timeout > d.d.Timeout {
 		r.timeout = d.d.Timeout
 	}
-	r.deadline = now.Add(r.timeout)
+	r.deadline, r.endsAt = now.Add(r.timeout), d.clockAt(now)+int64(r.timeout)
 	var err error
 	if id == "" {
 		r.name("")
@@ -178,10 +182,10 @@ func limit(asked, ceiling int64) int64 {
 	return min(asked, ceiling)
 }
 
-// checkFetch returns the encoded size of the request, or what is wrong with it.
+// checkFetch returns the size of the request in an assignment, or what is wrong with it.
 func checkFetch(req Request) (size int, err error) {
 	f := req.Fetch
-	size = proto.Size(f)
+	size = requestSize(f, limit(f.GetMaxRows(), MaxRows), limit(f.GetMaxBytes(), MaxBytes))
 	switch {
 	case f.GetSource().GetKind() == "":
 		return 0, schemas.Errorf(schemas.CodeInvalid, "the fetch names no source").WithHint("source.kind is one of file, sqlite, postgres, http")
@@ -226,15 +230,7 @@ func (r *run) wake() {
 
 // unwanted reports whether the run is to be cancelled: it was asked to, or the caller has gone.
 func (r *run) unwanted() bool {
-	if r.asked.Load() {
-		return true
-	}
-	select {
-	case <-r.gone:
-		return true
-	default:
-		return false
-	}
+	return r.asked.Load() || closed(r.gone)
 }
 
 // mark adds a phase to the timeline, the first time it is reached.
@@ -268,6 +264,9 @@ func (r *run) accept(pid int64, at time.Time) {
 
 // count notes how far the result has come, and when its first and its last rows came; it only grows.
 func (r *run) count(rows, bytes int64) {
+	if rows <= r.rows && bytes <= r.bytes { // nobody else writes them
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rows > r.rows {
