@@ -42,7 +42,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	held, quick := newSource(t), newSource(t)
 	quick.let()
 	across := plane.Admin.Fetch(t, held.body("edge"))
-	<-held.opened
+	await(t, "the request that is held", held.opened)
 
 	seen, fetches := []string{read()}, 0
 	for len(seen) <= renewals || time.Now().Before(until) {
@@ -57,7 +57,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 			fetches++
 		}
 		for range together {
-			<-quick.opened // the source counts into a channel
+			await(t, "the request", quick.opened) // the source counts into a channel
 		}
 		if now := read(); now != seen[len(seen)-1] {
 			if seen = append(seen, now); len(seen) == 2 {
@@ -80,7 +80,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	}
 	address := plane.Admin.Runners(t)[runner.ID].Address
 	runner.Signal(t, syscall.SIGKILL)
-	<-runner.Exited()
+	runner.Exit(t)
 	newest := read()
 	if newest == seen[len(seen)-2] {
 		t.Fatal("nothing was renewed")
@@ -103,14 +103,14 @@ func TestRenewalsUnderLoad(t *testing.T) {
 		t.Error("a replaced certificate got a link")
 	}
 	old.Signal(t, syscall.SIGKILL)
-	<-old.Exited()
+	old.Exit(t)
 	replace(newest)
 	runner = plane.RestartDialled(t, runner.ID, "edge", address)
 	fetchFrom(t, plane, quick, "edge")
 
 	// C13: the host was off while its certificate expired.
 	runner.Signal(t, syscall.SIGKILL)
-	<-runner.Exited()
+	runner.Exit(t)
 	<-time.After(time.Until(leafOf(t, read()).NotAfter))
 	back := plane.RestartDialled(t, runner.ID, "edge", address)
 	back.Stderr.Must(t, "renewed an expired certificate")

@@ -52,7 +52,7 @@ func TestDoctorBesideALiveRunner(t *testing.T) {
 	id, token := plane.Admin.MintKey(t, "edge")
 	r := plane.StartRunner(t, "edge", map[string]string{"RUNNER_ENROLL_TOKEN": token})
 	f := plane.Admin.Fetch(t, src.body("edge"))
-	<-src.opened
+	await(t, "the request", src.opened)
 
 	env := plane.RunnerEnv("edge", token)
 	if d := doctor(t, plane, env, 0); d.Verdict != runner.CheckOK {

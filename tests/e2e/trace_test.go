@@ -286,7 +286,7 @@ func whereALostDispatchStopped(t *testing.T, link stack.Link) {
 		<-time.After(50 * time.Millisecond) // a state, not an event
 	}
 	plane.Signal(t, syscall.SIGKILL)
-	<-plane.Exited()
+	plane.Exit(t)
 	plane = stack.StartPlane(t, true, map[string]string{"RUNBUS_DATA_DIR": data})
 	for give = time.Now().Add(stack.Patience); ; {
 		tl := timelineOf(t, plane.Admin, f.Dispatch)
