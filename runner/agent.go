@@ -136,6 +136,8 @@ func New(cfg Config) (*Agent, error) {
 			return nil, errors.Join(err, roots.Close())
 		}
 		a.cred, a.linked = a.child, &a.child.linked
+		roots.Word(childFiles)
+		rules.Word(childPolicy)
 	case len(cfg.Addrs) == 0:
 		if a.dialled, err = openDialled(&a.cfg); err != nil {
 			return nil, errors.Join(err, roots.Close())

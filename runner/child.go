@@ -14,6 +14,7 @@ import (
 
 	buslink "github.com/org-runink/runbus/bus/link"
 	"github.com/org-runink/runbus/runner/intake"
+	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -30,6 +31,31 @@ type child struct {
 	public   []byte // of key: SubjectPublicKeyInfo
 	first    chan schemas.RunnerRef
 	ref      schemas.RunnerRef // of serve alone; set by the first link
+}
+
+// What a caller can do about what a child refuses: its operator is the control plane's, who sets it up by variables of other names.
+const (
+	childPolicy = "the operator of the control plane decides this: `--managed-policy` of `runink up`, or MANAGED_RUNNER_POLICY; without it the built-in rules of a shared control plane hold"
+	childBusy   = "try again when one has ended, or raise MANAGED_RUNNER_CONCURRENCY on the control plane"
+	// A child keeps its journal below the data folder of the control plane, and writes into its log.
+	childJournal = "the control plane's log has the cause: its disk is full, perhaps"
+
+	childFolders = "the operator of the control plane lists the folders, for the tenant local alone: `--files` of `runink up`, or MANAGED_RUNNER_FILE_ROOTS"
+)
+
+var childFiles = source.FileHints{
+	None:    childFolders,
+	Outside: childFolders,
+	Missing: "the path is one of the control plane's host; a relative one begins in a folder of MANAGED_RUNNER_FILE_ROOTS (`runink up`: --files)",
+	NoMatch: "the managed runner sees files below MANAGED_RUNNER_FILE_ROOTS (`runink up`: --files) only",
+}
+
+// worded is err with the hint that a child gives, if this runner is one.
+func (a *Agent) worded(err *schemas.Error, childs string) *schemas.Error {
+	if a.child != nil {
+		err = err.WithHint(childs)
+	}
+	return err
 }
 
 // openChild takes the lifeline over and greets the control plane.

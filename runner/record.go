@@ -178,8 +178,8 @@ func (w *work) journal(r chain.Record) error {
 	// Not the work's context: that a work was cancelled is recorded too.
 	if err := w.agent.journal.Append(context.Background(), r, w.task.credentialsFollow); err != nil {
 		w.log.Error("the journal can't be written: work is refused until it can", "error", err)
-		return schemas.Wrap(schemas.CodeFailed, fmt.Errorf("journal: %w", err), "the runner can't write its journal, so it runs nothing").
-			WithHint("the runner's log has the cause: a full disk, perhaps; RUNNER_JOURNAL=off does without a journal")
+		return w.agent.worded(schemas.Wrap(schemas.CodeFailed, fmt.Errorf("journal: %w", err), "the runner can't write its journal, so it runs nothing").
+			WithHint("the runner's log has the cause: a full disk, perhaps; RUNNER_JOURNAL=off does without a journal"), childJournal)
 	}
 	return nil
 }

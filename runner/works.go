@@ -172,7 +172,7 @@ func (w *works) refusal() error {
 	case w.isDrain:
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
 	case w.running >= a.cfg.Concurrency:
-		return schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency)
+		return a.worded(schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency), childBusy)
 	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency), w.held >= bus.MaxWindow*int64(max(mostWindows, a.cfg.Concurrency)):
 		return schemas.ErrRunnerBacklog(a.ref.Runner, w.undelivered)
 	}

@@ -79,9 +79,6 @@ func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, r
 		return failure(schemas.Errorf(schemas.CodeFailed, "runner %q sent a result that is neither a response nor an error", id))
 	}
 	err := runnersError(result.GetError())
-	if id == schemas.ConsoleRunner {
-		err.Hint = managedHint(err)
-	}
 	switch {
 	case !result.GetStarted():
 		return refusal(err)

@@ -192,7 +192,7 @@ func (f *Fetch) refuse(rule, what string) error {
 	if !strings.HasPrefix(rule, "default ") {
 		rule = "rule " + strconv.Quote(rule)
 	}
-	return schemas.Errorf(schemas.CodeForbiddenHop, "the runner's policy refuses %s: %s", what, rule).WithHint(ownerHint)
+	return schemas.Errorf(schemas.CodeForbiddenHop, "the runner's policy refuses %s: %s", what, rule).WithHint(f.keeper.owner)
 }
 
 // Told is what a fetch did under the policy, for a record of it.

@@ -21,12 +21,17 @@ type Keeper struct {
 	usage *usage
 	now   func() time.Time
 	held  atomic.Pointer[Policy]
+	owner string // the hint of what the policy refuses
 }
+
+// Word has what the policy refuses say this about whose the policy is, instead of that the runner's host decides. It is called before
+// the first Begin.
+func (k *Keeper) Word(hint string) { k.owner = hint }
 
 // Open reads the policy in file; an empty name means none, and everything is allowed. stateDir is where the counts of budgets a day
 // are kept: it must be writable if the policy has such a budget.
 func Open(file, stateDir string, kinds []string) (*Keeper, error) {
-	k := &Keeper{file: file, kinds: kinds, now: time.Now}
+	k := &Keeper{file: file, kinds: kinds, now: time.Now, owner: ownerHint}
 	k.usage = &usage{file: filepath.Join(stateDir, "policy-usage.json"), credit: map[string]int64{}}
 	if file == "" {
 		return k, nil

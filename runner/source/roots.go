@@ -26,6 +26,33 @@ const maxMatches = 10_000
 type Roots struct {
 	roots []root
 	check func(asked, actual string) error // of By; may be nil
+	hints *FileHints                       // of Word; nil: ownHints
+}
+
+// FileHints are what to do where a path meets no file that may be read: it depends on who sets the runner up.
+type FileHints struct {
+	None    string // no folder may be read
+	Outside string // the path is in none of them
+	Missing string // there is no such file
+	NoMatch string // a pattern meets no file
+}
+
+var ownHints = FileHints{
+	None:    "set RUNNER_FILE_ROOTS on the runner to the folders it may read",
+	Outside: "RUNNER_FILE_ROOTS on the runner lists the folders",
+	Missing: "the path is one of the runner's host; a relative one begins in a folder of its RUNNER_FILE_ROOTS",
+	NoMatch: "the runner sees files below RUNNER_FILE_ROOTS only",
+}
+
+// Word has r give these hints instead of those for a runner that its own host sets up. It is called before r is used.
+func (r *Roots) Word(hints FileHints) { r.hints = &hints }
+
+// Hints are those that r gives.
+func (r *Roots) Hints() FileHints {
+	if r == nil || r.hints == nil {
+		return ownHints
+	}
+	return *r.hints
 }
 
 type root struct {
@@ -69,18 +96,18 @@ func (r *Roots) By(check func(asked, actual string) error) *Roots {
 	if r == nil || len(r.roots) == 0 { // nothing is read
 		return r
 	}
-	return &Roots{roots: r.roots, check: check}
+	return &Roots{roots: r.roots, check: check, hints: r.hints}
 }
 
 // permit asks the check of By about a file that exists, and returns the file's real path and identity there.
 func (r *Roots) permit(at root, rel, name string) (string, fs.FileInfo, error) {
 	resolved, err := filepath.EvalSymlinks(filepath.Join(at.real, rel))
 	if err != nil {
-		return "", nil, fileError("open", name, err)
+		return "", nil, r.fileError("open", name, err)
 	}
 	now, err := os.Lstat(resolved)
 	if err != nil {
-		return "", nil, fileError("open", name, err)
+		return "", nil, r.fileError("open", name, err)
 	}
 	if r.check != nil {
 		if err := r.check(filepath.Join(at.path, rel), resolved); err != nil {
@@ -109,17 +136,17 @@ func (r *Roots) Open(name string) (*os.File, error) {
 		return nil, err
 	}
 	// The kind is asked before, because opening a device can act on it, and after, because the name can change meanwhile.
-	if _, err := at.regular(rel, name); err != nil {
+	if _, err := r.regular(at, rel, name); err != nil {
 		return nil, err
 	}
 	f, err := at.dir.OpenFile(rel, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
-		return nil, fileError("open", name, err)
+		return nil, r.fileError("open", name, err)
 	}
 	info, err := f.Stat()
 	if err != nil {
 		_ = f.Close()
-		return nil, fileError("open", name, err)
+		return nil, r.fileError("open", name, err)
 	}
 	if !info.Mode().IsRegular() {
 		_ = f.Close()
@@ -160,7 +187,7 @@ func (r *Roots) Glob(pattern string) ([]string, error) {
 			return nil, schemas.Errorf(schemas.CodeBadSource, "%q is not a valid file pattern", clip(pattern, 200))
 		}
 		if err != nil {
-			return nil, fileError("list", pattern, err)
+			return nil, r.fileError("list", pattern, err)
 		}
 		if len(matches) > maxMatches {
 			return nil, schemas.Errorf(schemas.CodeBadSource, "%q matches %d files: at most %d are read at once", clip(pattern, 200), len(matches), maxMatches)
@@ -170,7 +197,7 @@ func (r *Roots) Glob(pattern string) ([]string, error) {
 			info, err := place.root.dir.Stat(filepath.FromSlash(match))
 			switch {
 			case err != nil:
-				return nil, fileError("open", name, err)
+				return nil, r.fileError("open", name, err)
 			case info.IsDir():
 			case !info.Mode().IsRegular():
 				return nil, notRegular(name, info)
@@ -225,7 +252,7 @@ func (r *Roots) literal(name string) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := at.regular(rel, name); err != nil {
+	if _, err := r.regular(at, rel, name); err != nil {
 		return nil, err
 	}
 	if r.check != nil {
@@ -244,7 +271,7 @@ func (r *Roots) Resolve(name string) (string, fs.FileInfo, error) {
 	if err != nil {
 		return "", nil, err
 	}
-	info, err := at.regular(rel, name)
+	info, err := r.regular(at, rel, name)
 	if err != nil {
 		return "", nil, err
 	}
@@ -263,10 +290,10 @@ func changed(name string) error {
 }
 
 // regular is the identity of a regular file.
-func (at root) regular(rel, name string) (fs.FileInfo, error) {
+func (r *Roots) regular(at root, rel, name string) (fs.FileInfo, error) {
 	info, err := at.dir.Stat(rel)
 	if err != nil {
-		return nil, fileError("open", name, err)
+		return nil, r.fileError("open", name, err)
 	}
 	if !info.Mode().IsRegular() {
 		return nil, notRegular(name, info)
@@ -298,7 +325,7 @@ func (r *Roots) places(name string) ([]place, error) {
 	switch {
 	case r == nil || len(r.roots) == 0:
 		return nil, schemas.Errorf(schemas.CodeForbidden, "this runner may read no files").
-			WithHint("set RUNNER_FILE_ROOTS on the runner to the folders it may read")
+			WithHint(r.Hints().None)
 	case name == "" || strings.ContainsRune(name, 0):
 		return nil, schemas.Errorf(schemas.CodeBadSource, "the file path is empty or has a NUL")
 	}
@@ -319,7 +346,7 @@ func (r *Roots) places(name string) ([]place, error) {
 	}
 	if len(places) == 0 {
 		return nil, schemas.Errorf(schemas.CodeForbidden, "%q is not below a folder this runner may read", clip(name, 200)).
-			WithHint("RUNNER_FILE_ROOTS on the runner lists the folders")
+			WithHint(r.Hints().Outside)
 	}
 	return places, nil
 }
@@ -346,7 +373,7 @@ func notRegular(name string, info fs.FileInfo) error {
 }
 
 // fileError is the system's reason under the name that was asked for.
-func fileError(op, name string, err error) error {
+func (r *Roots) fileError(op, name string, err error) error {
 	reason := err
 	var failed *fs.PathError
 	if errors.As(err, &failed) {
@@ -358,7 +385,7 @@ func fileError(op, name string, err error) error {
 	}
 	failure := schemas.Errorf(schemas.CodeSource, "%s %s: %w", op, clip(name, 200), reason)
 	if errors.Is(reason, fs.ErrNotExist) {
-		return failure.WithHint("the path is one of the runner's host; a relative one begins in a folder of its RUNNER_FILE_ROOTS")
+		return failure.WithHint(r.Hints().Missing)
 	}
 	return failure
 }

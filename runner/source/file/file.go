@@ -168,7 +168,7 @@ func (j *job) list(path string) ([]string, error) {
 		return nil, err
 	}
 	if len(files) == 0 {
-		return nil, schemas.Errorf(schemas.CodeSource, "no file matches %q", path).WithHint("the runner sees files below RUNNER_FILE_ROOTS only")
+		return nil, schemas.Errorf(schemas.CodeSource, "no file matches %q", path).WithHint(j.env.Roots.Hints().NoMatch)
 	}
 	slices.Sort(files)
 	return files, nil
