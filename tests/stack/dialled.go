@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"path/filepath"
 	"strconv"
+	"sync"
 	"testing"
 )
 
@@ -105,7 +106,10 @@ const (
 	lastFreePort  = 32_000
 )
 
-// FreeAddress is an address on which nobody listens, with the host of listen, whose port is 0.
+// given are the ports that FreeAddress has given to tests of this process, which may not listen there yet.
+var given sync.Map
+
+// FreeAddress is an address on which nobody listens, with the host of listen, whose port is 0. No other test of this process gets it.
 func FreeAddress(t testing.TB, listen string) string {
 	t.Helper()
 	host, _, err := net.SplitHostPort(listen)
@@ -116,6 +120,9 @@ func FreeAddress(t testing.TB, listen string) string {
 			continue
 		}
 		_ = l.Close()
+		if _, before := given.LoadOrStore(port, true); before {
+			continue
+		}
 		return l.Addr().String()
 	}
 	t.Fatalf("no address of %s is free: %v", listen, err)
