@@ -142,7 +142,7 @@ func (n *names) assignment(body []byte, parts *assignmentParts) bool {
 			ok = m.Request == nil && f.kind == protowire.BytesType
 			if ok {
 				m.Request = &parts.request
-				ok = readRequest(f.bytes, m.Request, &parts.source)
+				ok = n.request(f.bytes, m.Request, &parts.source)
 			}
 		case assignmentAcceptByNumber:
 			ok = m.AcceptBy == nil && f.timestamp(&parts.acceptBy)
@@ -185,7 +185,7 @@ func (f *fields) timestamp(into *timestamppb.Timestamp) (ok bool) {
 	return ok
 }
 
-func readRequest(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Source) bool {
+func (n *names) request(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Source) bool {
 	f := fields{rest: body}
 	for f.next() {
 		var ok bool
@@ -194,7 +194,7 @@ func readRequest(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Sour
 			ok = r.Source == nil && f.kind == protowire.BytesType
 			if ok {
 				r.Source = source
-				ok = readSource(f.bytes, r.Source)
+				ok = n.source(f.bytes, r.Source)
 			}
 		case requestQueryNumber:
 			ok = f.text(&r.Query)
@@ -212,11 +212,12 @@ func readRequest(body []byte, r *runbusv1.RunFetchRequest, source *runbusv1.Sour
 	return f.ok
 }
 
-func readSource(body []byte, s *runbusv1.Source) bool {
+func (n *names) source(body []byte, s *runbusv1.Source) bool {
 	f := fields{rest: body}
 	for f.next() {
 		switch {
-		case f.number == 1 && f.text(&s.Kind):
+		case f.number == 1 && f.text(&n.kind):
+			s.Kind = n.kind
 		case f.is(2, protowire.BytesType):
 			var key, value string
 			entry := fields{rest: f.bytes}

@@ -218,8 +218,9 @@ func (f *fields) text(into *string) bool {
 	return true
 }
 
-// names are the last dispatch, session and replica read: frames that come together mostly have them in common, and then one string will do.
-type names struct{ dispatch, session, replica string }
+// names are the last dispatch, session, replica and kind of source read: what comes together mostly has them in common, and then one string
+// will do.
+type names struct{ dispatch, session, replica, kind string }
 
 // identity takes the fields that all frames share.
 func (n *names) identity(f *fields, dispatch, session *string, seq *uint64) (taken, ok bool) {

@@ -65,8 +65,9 @@ func (p *process) dispatch(b *testing.B) {
 		DispatchId: "d" + schemas.NewID(), Session: p.session, Replica: p.cp.receivers.Replica(),
 		Request:  &runbusv1.RunFetchRequest{Source: &runbusv1.Source{Kind: "test"}},
 		AcceptBy: timestamppb.New(now.Add(patience)), Deadline: timestamppb.New(now.Add(time.Minute)),
-		WindowBytes: bus.MaxWindow, Bundles: true,
+		WindowBytes: bus.MaxWindow,
 	}
+	wholly(m)
 	r := p.cp.receivers.Open(edge, p.session, m.GetDispatchId(), m.GetWindowBytes())
 	defer r.Close()
 	if err := p.cp.dispatch.PublishWithReply(schemas.WorkSubject(edge, p.session), r.ReplySubject(), m); err != nil {

@@ -36,7 +36,9 @@ type work struct {
 	span    trace.Span
 	tag     tagged
 	log     *slog.Logger
+	ownLog  slog.Logger // memory of log
 	stream  chunks
+	leaving outlet     // to stream
 	space   *workspace // of the goroutine that runs it
 
 	// Guarded by works.mu. Both times are uptimes, 0 for none.
@@ -108,7 +110,8 @@ func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	}
 	w.sender = &w.own
 	a.senders.OpenIn(w.sender, w.id, w.session, m.GetReplica(), m.GetWindowBytes(), began)
-	w.log = slog.New(&w.tag)
+	w.ownLog = *slog.New(&w.tag)
+	w.log = &w.ownLog
 	if w.task.credentialsFollow {
 		w.sealed = make(chan *runbusv1.SealedCredential, 1)
 	} else if w.task.bundles { // for `accepted` the control plane waits with the credentials
@@ -271,7 +274,8 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 		return nil, err
 	}
 	stream := &w.stream
-	leaving := &outlet{stream: stream, under: under}
+	leaving := &w.leaving
+	leaving.stream, leaving.under = stream, under
 	out := source.NewOutput(leaving, w.task.limits, w.progress)
 	stream.counts = out
 	defer stream.end()
@@ -310,8 +314,11 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 // withoutSecrets is the second gate for what a connector says of its failure, should it have let a secret through. An error
 // without a code is not the source's.
 func withoutSecrets(err error, secrets map[string]string) error {
+	if err == nil {
+		return nil
+	}
 	var coded *schemas.Error
-	if err == nil || errors.As(err, &coded) || errors.Is(err, context.Canceled) {
+	if errors.As(err, &coded) || errors.Is(err, context.Canceled) {
 		return source.Redact(err, secrets)
 	}
 	return schemas.Errorf(schemas.CodeFailed, "the fetch failed on the runner: %s", source.Redact(err, secrets).Error())
