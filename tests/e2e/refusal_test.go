@@ -28,7 +28,9 @@ func TestRevocationIsToldFirst(t *testing.T) {
 		t.Errorf("the reason's line begins with %q", last)
 	}
 	for line := range strings.Lines(before[:strings.LastIndexByte(before, '\n')+1]) {
-		if !strings.Contains(line, "level=INFO") && !strings.Contains(line, "level=DEBUG") && !strings.Contains(line, "the link to the control plane is down") {
+		down := strings.Contains(line, "the link to the control plane is down") ||
+			strings.Contains(line, "can't reach the control plane") && !strings.Contains(line, "iolation") // a slow machine's handshake
+		if !strings.Contains(line, "level=INFO") && !strings.Contains(line, "level=DEBUG") && !down {
 			t.Errorf("before the reason: %s", line)
 		}
 	}
