@@ -12,7 +12,6 @@ import (
 
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/managed"
-	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -114,8 +113,7 @@ func (c *ControlPlane) startManaged(_, runCtx context.Context) error {
 
 // managedFit reports whether the managed runner of a tenant can be given work.
 func (c *ControlPlane) managedFit(tenant string) bool {
-	var one [1]registry.Candidate
-	list, err := c.registry.Named(one[:0], tenant, schemas.ConsoleRunner)
+	list, err := c.registry.Named(tenant, schemas.ConsoleRunner)
 	return err == nil && len(list) == 1 && list[0].Offline == "" && list[0].Connected && list[0].Session != ""
 }
 

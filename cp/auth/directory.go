@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/jetstream"
@@ -16,6 +17,8 @@ import (
 // writes, in any order; the revision decides which is the newer.
 type directory struct {
 	log *slog.Logger
+
+	changes atomic.Uint64 // of public, counted after each
 
 	mu        sync.RWMutex
 	complete  bool              // the initial state is in: what changes now is news
@@ -111,6 +114,7 @@ func (d *directory) index(old, now keyRecord) (revoked []Key) {
 	for _, k := range now.Keys {
 		d.public[k.PublicKey] = k
 	}
+	d.changes.Add(1)
 	return revoked
 }
 

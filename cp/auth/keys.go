@@ -178,11 +178,17 @@ func (a *Auth) KeyByPublic(public string) (Key, error) {
 	if key.RevokedAt != nil {
 		return key, schemas.ErrKeyRevoked(key.ID)
 	}
-	if !a.now().Before(key.ExpiresAt) {
+	if a.Expired(key.ExpiresAt) {
 		return key, schemas.ErrKeyExpired(key.ID)
 	}
 	return key, nil
 }
+
+// KeyChanges counts the changes of keys in the view: as long as it says the same, KeyByPublic returns the same, but for Expired.
+func (a *Auth) KeyChanges() uint64 { return a.dir.changes.Load() }
+
+// Expired reports whether a key that ends at this time has, by the clock of KeyByPublic.
+func (a *Auth) Expired(end time.Time) bool { return !a.now().Before(end) }
 
 // OnKeyRevoked has fn called for every revocation that this replica sees from now on, wherever it was made, once a key.
 // fn must not block; it may run concurrently with itself.

@@ -8,7 +8,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
-	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -54,8 +53,7 @@ func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
 
 	// Select. A refusal reads no credential and reaches nobody.
 	d.d.Registry.AwaitHandover(ctx, run.caller.Tenant, run.named)
-	var few [2]registry.Candidate
-	runners, err := d.d.Registry.Named(few[:0], run.caller.Tenant, run.named)
+	runners, err := d.d.Registry.Named(run.caller.Tenant, run.named)
 	if err != nil {
 		return failure(err)
 	}

@@ -70,7 +70,7 @@ type facts struct {
 	there    string // …or the runner; set once it is selected
 	now      func() time.Time
 
-	runner          registry.Candidate // set once selected; Ref.Runner is empty before
+	runner          *registry.Candidate // set once selected; Ref.Runner is empty before. It may be others' too
 	accepted        bool
 	acceptedAt      time.Time
 	streaming       bool // the caller was told that rows come
@@ -98,6 +98,9 @@ type facts struct {
 }
 
 const subjectPrefix = "dispatch:"
+
+// nobody is the runner of a run for which none is selected.
+var nobody registry.Candidate
 
 // newMemory is memory of a run that is nobody's.
 func newMemory() any {
@@ -131,7 +134,7 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 	}
 	r.facts = facts{
 		caller: req.Caller, actor: actor, named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
-		began: now, replica: d.Replica(), here: d.here, now: d.d.Now,
+		began: now, replica: d.Replica(), here: d.here, now: d.d.Now, runner: &nobody,
 	}
 	r.phases = append(r.steps[:0], PhaseAt{Phase: PhaseQueued, At: now, By: d.here})
 	if r.timeout == 0 || r.timeout > d.d.Timeout {
@@ -281,7 +284,10 @@ func (r *run) count(rows, bytes int64) {
 }
 
 // assignTo notes the runner that was selected.
-func (r *run) assignTo(c registry.Candidate) {
+func (r *run) assignTo(c *registry.Candidate) {
+	if c == nil {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.runner = c

@@ -12,16 +12,16 @@ import (
 // name is an id or a name; an id wins. Of several runners that claim the same name, the one that is connected is meant; if
 // that doesn't leave one, the name is refused. There is no fallback: a refusal says why this runner gets no work (SPEC D3,
 // D7, D8).
-func Select(runners []registry.Candidate, name string) (registry.Candidate, error) {
+func Select(runners []registry.Candidate, name string) (*registry.Candidate, error) {
 	if name == "" {
-		return registry.Candidate{}, schemas.ErrNoRunner()
+		return nil, schemas.ErrNoRunner()
 	}
 	if schemas.ValidRunnerID(name) != nil { // ids include DNS labels and `console`
-		return registry.Candidate{}, schemas.ErrNotARunnerName()
+		return nil, schemas.ErrNotARunnerName()
 	}
 	c, err := find(runners, name)
 	if err != nil {
-		return registry.Candidate{}, err
+		return nil, err
 	}
 	id, offline := c.Label(), schemas.ErrRunnerOffline
 	if c.Link == registry.LinkDialled {
@@ -45,9 +45,10 @@ func Select(runners []registry.Candidate, name string) (registry.Candidate, erro
 }
 
 // find resolves a name.
-func find(runners []registry.Candidate, name string) (registry.Candidate, error) {
-	var named, connected []registry.Candidate
-	for _, c := range runners {
+func find(runners []registry.Candidate, name string) (*registry.Candidate, error) {
+	var named, connected []*registry.Candidate
+	for i := range runners {
+		c := &runners[i]
 		if c.Ref.Runner == name {
 			return c, nil
 		}
@@ -63,7 +64,7 @@ func find(runners []registry.Candidate, name string) (registry.Candidate, error)
 	}
 	switch len(named) {
 	case 0:
-		return registry.Candidate{}, schemas.ErrRunnerUnknown(name)
+		return nil, schemas.ErrRunnerUnknown(name)
 	case 1:
 		return named[0], nil
 	}
@@ -75,6 +76,6 @@ func find(runners []registry.Candidate, name string) (registry.Candidate, error)
 		}
 		ids = append(ids, c.Ref.Runner)
 	}
-	return registry.Candidate{}, schemas.Errorf(schemas.CodeInvalid, "%d runners are named %q", len(named), name).
+	return nil, schemas.Errorf(schemas.CodeInvalid, "%d runners are named %q", len(named), name).
 		WithHint("use the id of one: " + strings.Join(ids, ", "))
 }

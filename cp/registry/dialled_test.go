@@ -20,7 +20,7 @@ import (
 // named is the one candidate that name means; the zero one for none.
 func named(t *testing.T, r *registry.Registry, tenant, name string) registry.Candidate {
 	t.Helper()
-	list, err := r.Named(nil, tenant, name)
+	list, err := r.Named(tenant, name)
 	rt.Must(t, err)
 	if len(list) > 1 {
 		t.Fatalf("%s means %+v", name, list)
@@ -169,7 +169,7 @@ func TestUnreadableRoster(t *testing.T) {
 		t.Errorf("Snapshot: %v, %v", list, err)
 	}
 	for _, name := range []string{"console", "edge-1"} {
-		if list, err := replica.Named(nil, rt.Tenant, name); !errors.Is(err, want) || len(list) > 0 {
+		if list, err := replica.Named(rt.Tenant, name); !errors.Is(err, want) || len(list) > 0 {
 			t.Errorf("Named %s: %v, %v", name, list, err)
 		}
 	}

@@ -304,6 +304,8 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 	touch := func(rn *runner) {
 		changed = true
 		r.review(rn)
+		rn.changes.Add(1)
+		r.answers.meanings.Add(1)
 	}
 	for server, conns := range servers {
 		server = shared(server)

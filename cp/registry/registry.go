@@ -106,6 +106,7 @@ type Registry struct {
 	notes   notes         // of known runners, not written yet
 
 	handovers handovers
+	answers   answers
 
 	mu       sync.Mutex // never held while calling out
 	closed   bool

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/bus"
@@ -23,7 +24,8 @@ type runner struct {
 	knownRev uint64 // revision of known
 	work     string // subject of the work of session workOf
 	workOf   string
-	indexed  string // the name under which Registry.named has it; "" for none
+	indexed  string        // the name under which Registry.named has it; "" for none
+	changes  atomic.Uint64 // of all this, counted after each
 	links    processLinks
 	sealing  *sealingKey // of the session, once it was used
 	// responders is what became of the last work or order that was published to it.
@@ -52,9 +54,13 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	rn := r.runner(ref)
+	meant, name := rn.outbound(), rn.indexed
 	change(rn)
 	r.review(rn)
 	r.index(rn)
+	if rn.changes.Add(1); rn.outbound() != meant || rn.indexed != name {
+		r.answers.meanings.Add(1)
+	}
 	if !rn.live && rn.known == nil && len(rn.links) == 0 && rn.watches == nil {
 		delete(r.fleet[ref.Tenant], ref.Runner)
 		if len(r.fleet[ref.Tenant]) == 0 {
@@ -262,7 +268,7 @@ func (r *Registry) snapshot(tenant string) ([]seen, error) {
 	}
 	r.mu.Unlock()
 	for i := range list {
-		list[i].ended = list[i].candidate.judgeKey(r, list[i].holder)
+		_, list[i].ended = list[i].candidate.judgeKey(r, list[i].holder)
 	}
 	slices.SortFunc(list[1:], func(a, b seen) int { return cmp.Compare(a.candidate.Ref.Runner, b.candidate.Ref.Runner) })
 	return list, nil
@@ -300,68 +306,6 @@ func (rn *runner) holder() string {
 		return ""
 	}
 	return rn.known.PublicKey
-}
-
-// Named appends to list every runner of tenant that name may mean, by id: `console`, or the dialled runner whose id or registered
-// name it is, else the outbound ones whose id or claimed name it is. A process that claims a name thus never gets the work of a
-// runner that people gave this name. It costs the same whatever the size of the fleet, and fails as Snapshot does.
-func (r *Registry) Named(list []Candidate, tenant, name string) ([]Candidate, error) {
-	if err := r.Readable(); err != nil {
-		return list, err
-	}
-	dialled, found, err := r.d.Roster.Find(tenant, name)
-	if err != nil {
-		return list, err
-	}
-	now := r.d.Now()
-	var holders [2]string
-	keys := holders[:0]
-	begin := len(list)
-	add := func(rn *runner) {
-		list = append(list, rn.candidate(rn.status(now)))
-		keys = append(keys, rn.holder())
-	}
-	r.mu.Lock()
-	switch {
-	case name == schemas.ConsoleRunner:
-		list = append(list, r.entry(schemas.RunnerRef{Tenant: tenant, Runner: name}).managed(now))
-	case found:
-		list = append(list, r.entry(dialled.Ref()).dialled(dialled, now))
-	default:
-		if rn := r.fleet[tenant][name]; rn != nil && rn.outbound() {
-			add(rn)
-		}
-		for rn := range r.named[nameKey{tenant, name}] {
-			if rn.ref.Runner != name && rn.outbound() {
-				add(rn)
-			}
-		}
-	}
-	r.mu.Unlock()
-	for i, key := range keys {
-		list[begin+i].judgeKey(r, key)
-	}
-	slices.SortFunc(list[begin:], func(a, b Candidate) int { return cmp.Compare(a.Ref.Runner, b.Ref.Runner) })
-	return list, nil
-}
-
-// judgeKey takes a runner out whose key no longer holds, and reports whether it did. Called without r.mu: auth has locks of its own.
-func (c *Candidate) judgeKey(r *Registry, holder string) (ended bool) {
-	if holder == "" {
-		return false
-	}
-	key, err := r.d.Auth.KeyByPublic(holder)
-	switch {
-	case err == nil:
-	case key.RevokedAt != nil:
-		c.Revoked = true
-		c.Offline = "its service-account key was revoked"
-		return true
-	case schemas.CodeOf(err) == schemas.CodeForbidden:
-		c.Offline = "its service-account key has expired"
-		return true
-	}
-	return false
 }
 
 // Snapshot is every runner of tenant for dispatch.Select, `console` and then the others by id. It returns

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/cp/audit"
@@ -52,6 +53,8 @@ type Roster struct {
 	writing sync.Map // tenant → *writers, who take turns
 
 	telling sync.Mutex // held while one change is taken in and told, so that all hear of changes in their order
+
+	changes atomic.Uint64 // of tenants and byID, counted after each
 
 	mu       sync.RWMutex
 	tenants  map[string]*tenant
@@ -172,6 +175,9 @@ func (r *Roster) Find(tenant, idOrName string) (Runner, bool, error) {
 	return runner.clone(), true, nil
 }
 
+// Changes counts the changes of the view: as long as it says the same, Find finds the same.
+func (r *Roster) Changes() uint64 { return r.changes.Load() }
+
 // All are the dialled runners of all tenants, revoked ones too, by id.
 func (r *Roster) All() ([]Runner, error) {
 	if err := r.Readable(); err != nil {
@@ -212,6 +218,7 @@ func (r *Roster) take(row jetstream.Row[document]) {
 func (r *Roster) index(row jetstream.Row[document]) (changed []Runner, tell []func(Runner)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	defer r.changes.Add(1)
 	before := r.tenants[row.Key]
 	if before != nil && row.Revision <= before.revision && !row.Deleted {
 		return nil, nil
