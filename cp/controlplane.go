@@ -229,7 +229,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := c.store.OpenMirrors(ctx, mirror); err != nil {
+	if err := patiently(ctx, c.cfg.Log, "mirrors", func() error { return c.store.OpenMirrors(ctx, mirror) }); err != nil {
 		return err
 	}
 	if fresh || format < jetstream.Format {
@@ -237,7 +237,10 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 			return err
 		}
 	}
-	if c.audit, err = audit.New(ctx, c.store, c.replica, c.cfg.Log.With("part", "audit")); err != nil {
+	if err := patiently(ctx, c.cfg.Log, "audit", func() (err error) {
+		c.audit, err = audit.New(ctx, c.store, c.replica, c.cfg.Log.With("part", "audit"))
+		return err
+	}); err != nil {
 		return err
 	}
 	c.task("audit", func() error { return c.audit.Run(runCtx) })
@@ -246,7 +249,10 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 }
 
 func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
-	if c.auth, err = auth.New(ctx, auth.Deps{Store: c.store, Audit: c.audit, Log: c.cfg.Log.With("part", "auth")}); err != nil {
+	if err := patiently(ctx, c.cfg.Log, "identities", func() (err error) {
+		c.auth, err = auth.New(ctx, auth.Deps{Store: c.store, Audit: c.audit, Log: c.cfg.Log.With("part", "auth")})
+		return err
+	}); err != nil {
 		return err
 	}
 	c.onClose(c.auth.Close)
@@ -277,10 +283,13 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.copies = ops.NewCopies(micro, c.cfg.Log.With("part", "ops"))
 	c.onClose(c.copies.Close)
 	watchParts(metrics, c.audit, c.copies)
-	c.registry, err = registry.New(ctx, registry.Deps{
-		Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Roster: c.roster, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
-		Managed: c.managedKey, ManagedWaits: c.managedWaits,
-		Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
+	err = patiently(ctx, c.cfg.Log, "registry", func() (err error) {
+		c.registry, err = registry.New(ctx, registry.Deps{
+			Store: c.store, Serve: bus.NewConn(serve), Sys: sys, Auth: c.auth, Roster: c.roster, Audit: c.audit, Grace: c.cfg.Grace, Replica: c.replica,
+			Managed: c.managedKey, ManagedWaits: c.managedWaits,
+			Copies: c.copyForOps, Metrics: metrics, Log: c.cfg.Log.With("part", "registry"),
+		})
+		return err
 	})
 	if err != nil {
 		return err

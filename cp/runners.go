@@ -27,11 +27,13 @@ func (c *ControlPlane) openCA(context.Context, context.Context) (err error) {
 }
 
 // openRunners opens the registry of dialled runners.
-func (c *ControlPlane) openRunners(ctx, _ context.Context) (err error) {
-	c.roster, err = roster.New(ctx, roster.Deps{
-		Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Step: c.cfg.Step, Log: c.cfg.Log.With("part", "roster"),
-	})
-	if err != nil {
+func (c *ControlPlane) openRunners(ctx, _ context.Context) error {
+	if err := patiently(ctx, c.cfg.Log, "roster", func() (err error) {
+		c.roster, err = roster.New(ctx, roster.Deps{
+			Store: c.store, Audit: c.audit, Admins: c.cfg.RunnerAdmins, Dial: c.dialRules(), Step: c.cfg.Step, Log: c.cfg.Log.With("part", "roster"),
+		})
+		return err
+	}); err != nil {
 		return err
 	}
 	c.onClose(c.roster.Close)
