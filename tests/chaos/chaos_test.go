@@ -157,7 +157,7 @@ func TestRepeatedCutsLoseNoRow(t *testing.T) { stack.EachLink(t, repeatedCutsLos
 
 func repeatedCutsLoseNoRow(t *testing.T, link stack.Link) {
 	const n = 24 << 10
-	w := newWorld(t, sealed, []stack.Link{link}, few, nil)
+	w := newWorld(t, sealed, []stack.Link{link}, few, longGrace())
 	m := w.runners[0]
 	j := &job{runner: m.id, rows: n, large: true, timeout: 80 * time.Second, mustStart: true, mustComplete: true, each: func(row int) {
 		if row%(n/4) == 1 {

@@ -181,7 +181,7 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 	if *longFlag {
 		rounds = 1000
 	}
-	w := newWorld(t, sealed, []stack.Link{link, link}, perRound, nil)
+	w := newWorld(t, sealed, []stack.Link{link, link}, perRound, longGrace())
 	m, control := w.runners[0], w.runners[1]
 	w.eavesdrop(m)
 	ops := w.opsSys()

@@ -40,7 +40,7 @@ func TestCutInAFetch(t *testing.T) {
 	for _, link := range stack.Links {
 		links = append(links, slices.Repeat([]stack.Link{link}, len(cuttings))...)
 	}
-	w := newWorld(t, sealed, links, few, nil)
+	w := newWorld(t, sealed, links, few, longGrace())
 	w.eavesdrop(w.runners[0])
 	var jobs []*job
 	for i := range links {
@@ -87,7 +87,7 @@ func TestCutInALargeResult(t *testing.T) {
 }
 
 func cutInALargeResult(t *testing.T, link stack.Link, how string, begin func(*proxy), rows, at int) {
-	w := newWorld(t, sealed, []stack.Link{link}, few, nil)
+	w := newWorld(t, sealed, []stack.Link{link}, few, longGrace())
 	m := w.runners[0]
 	w.eavesdrop(m)
 	told := make(chan struct{})

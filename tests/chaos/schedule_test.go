@@ -297,7 +297,7 @@ func drawLinks(seed uint64, n int) []stack.Link {
 // nothing is left behind. All links are TLS; the seed decides which runner has which kind.
 func TestSeededMinute(t *testing.T) {
 	seed := drawSeed(t)
-	w := newWorld(t, mixed, drawLinks(seed, 3), few, nil)
+	w := newWorld(t, mixed, drawLinks(seed, 3), few, longGrace())
 	w.eavesdrop(w.runners[0])
 	text := w.storm(seed, 3*few, 0, func(_, _ int, began time.Time) bool { return time.Since(began) > 15*time.Second })
 	say("%s\n", text)
