@@ -83,13 +83,13 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 	if err != nil {
 		return nil, err
 	}
-	if err := r.keepSealingKey(ctx, ref, now.Session, hello.GetSealingKey()); err != nil {
-		return nil, unavailable(err)
-	}
 	if former != "" {
 		r.order(ref, former, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Replaced{
 			Replaced: &runbusv1.ReplacedOrder{Reason: replacedText(ref).Message},
 		}})
+	}
+	if err := r.keepSealingKey(ctx, ref, now.Session, hello.GetSealingKey()); err != nil {
+		return nil, unavailable(err)
 	}
 	r.notes.add(ref, now.Name, now.Version, now.LastSeen)
 	return &runbusv1.EnrollmentAccepted{
