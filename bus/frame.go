@@ -190,8 +190,13 @@ func checkFrame(f Frame) error {
 	if f.GetSeq() == 0 {
 		return schemas.Errorf(schemas.CodeInvalid, "a %s has no number", shortName(f))
 	}
-	if _, ok := f.(*runbusv1.RunnerWorkWhole); ok && f.GetSeq() != 1 {
-		return errNotWhole(f.GetSeq())
+	if w, ok := f.(*runbusv1.RunnerWorkWhole); ok {
+		switch {
+		case w.GetSeq() != 1:
+			return errNotWhole(w.GetSeq())
+		case len(w.GetUpdates()) > mostUpdates:
+			return errUpdates()
+		}
 	}
 	if chunkBytes(f) > ChunkBytes {
 		return schemas.Errorf(schemas.CodeInvalid, "a chunk has %d bytes, over %d", chunkBytes(f), ChunkBytes)

@@ -18,6 +18,14 @@ type whole struct {
 	resultParts   *resultParts
 }
 
+// mostUpdates is the most progress in a RunnerWorkWhole that is taken: a sender has mostNoted, and each costs far more here than it took
+// on its way.
+const mostUpdates = 16
+
+func errUpdates() *schemas.Error {
+	return schemas.Errorf(schemas.CodeInvalid, "a RunnerWorkWhole has more than %d updates", mostUpdates)
+}
+
 func errNotWhole(seq uint64) *schemas.Error {
 	return schemas.Errorf(schemas.CodeInvalid, "a RunnerWorkWhole is the only frame of its dispatch, and says that it is number %d", seq)
 }
@@ -50,8 +58,11 @@ func (w *whole) name(dispatch, session string) {
 
 // check refuses what no sender makes.
 func (w *whole) check(seq uint64) error {
-	if seq != 1 {
+	switch {
+	case seq != 1:
 		return errNotWhole(seq)
+	case len(w.progress) > mostUpdates:
+		return errUpdates()
 	}
 	return checkFrame(w.chunk)
 }
@@ -68,7 +79,7 @@ func (w *whole) appendTo(frames []Frame) []Frame {
 	return frames
 }
 
-// read reads the fields behind the identity. It returns false for what is not as we write it.
+// read reads the fields behind the identity, up to one update too many. It returns false for what is not as we write it.
 func (w *whole) read(body []byte) bool {
 	f := fields{rest: body}
 	for f.next() {
@@ -83,6 +94,9 @@ func (w *whole) read(body []byte) bool {
 			p := &progressParts{}
 			p.progress.Update = &p.update
 			w.progress = append(w.progress, &p.progress)
+			if len(w.progress) > mostUpdates {
+				return true // for check
+			}
 			ok = readUpdate(f.bytes, &p.update, &p.at)
 		case f.number == wholeArrowNumber:
 			w.chunk.ArrowIpc = f.bytes[:len(f.bytes):len(f.bytes)]

@@ -263,6 +263,10 @@ func TestWholeFramesAreChecked(t *testing.T) {
 			return schemas.ResultDataSubject(ref, replica, dispatch)
 		}
 		unknown := whole(d1, "0000", 1)
+		talkative := whole(d1, session, 1)
+		for range 100_000 {
+			talkative.Updates = append(talkative.Updates, &runbusv1.RunFetchUpdate{})
+		}
 		large := whole(d1, session, 1)
 		large.ArrowIpc = make([]byte, bus.ChunkBytes+1)
 		for _, c := range []struct {
@@ -280,6 +284,7 @@ func TestWholeFramesAreChecked(t *testing.T) {
 			{bus.DropInvalid, p.runner, data(edge, d1), whole(d1, session, 0)},
 			{bus.DropInvalid, p.runner, data(edge, d1), whole(d1, session, 2)},
 			{bus.DropInvalid, p.runner, data(edge, d1), large},
+			{bus.DropInvalid, p.runner, data(edge, d1), talkative},
 			{bus.DropInvalid, p.runner, schemas.ResultCtlSubject(edge, replica, d1), whole(d1, session, 1)},
 		} {
 			before := p.receivers.Dropped()
