@@ -196,6 +196,7 @@ func TestWhoMayDoWhat(t *testing.T) {
 		"DELETE /api/service-account-keys/{id}": {"", statuses(403, 403, 404, 403, 404)},
 		"GET /api/tenants":                      {"", statuses(403, 403, 403, 200, 403)},
 		"POST /api/tenants":                     {`{"name":"umbrella"}`, statuses(403, 403, 403, 409, 403)},
+		"POST /api/tenants/{name}/session":      {"", statuses(403, 403, 403, 404, 403)},
 		"GET /api/people":                       {"", statuses(403, 403, 200, 403, 200)},
 		"POST /api/people":                      {`{"name":"owner","role":"READER"}`, statuses(403, 403, 409, 403, 409)},
 		"DELETE /api/people/{name}":             {"", statuses(403, 403, 404, 403, 404)},

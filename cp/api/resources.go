@@ -133,6 +133,20 @@ func (s *server) createTenant(ctx context.Context, in *createTenantInput) (*crea
 	return &createTenantOutput{CreatedTenant{Name: in.Body.Name, Token: token}}, nil
 }
 
+type recoverTenantInput struct {
+	Name  string `path:"name" doc:"The tenant" maxLength:"63"`
+	Admin string `query:"admin" default:"owner" doc:"Which of its ORG_ADMINs: the first one that it had is owner" maxLength:"63"`
+}
+
+// recoverTenant is the operator's way back into a tenant whose admins have no session left.
+func (s *server) recoverTenant(ctx context.Context, in *recoverTenantInput) (*newTokenOutput, error) {
+	token, err := s.Auth.RecoverTenant(ctx, principal(ctx), in.Name, in.Admin)
+	if err != nil {
+		return nil, problemOf(err)
+	}
+	return &newTokenOutput{NewToken{Name: in.Admin, Token: token}}, nil
+}
+
 func (s *server) listPeople(ctx context.Context, _ *struct{}) (*list[auth.Person], error) {
 	return listOf(s.Auth.People(ctx, principal(ctx)))
 }
