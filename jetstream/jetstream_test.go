@@ -20,6 +20,7 @@ import (
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/internal/leak"
+	"github.com/org-runink/runbus/internal/natsdial"
 )
 
 func TestMain(m *testing.M) { leak.Main(m) }
@@ -80,7 +81,7 @@ func overTCP(t testing.TB, b *bustest.Bus, u embedded.User, o ...nats.Option) *n
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(b.URL(), append([]nats.Option{
+	nc, err := natsdial.Connect(patience, b.URL(), append([]nats.Option{
 		nats.RootCAs(b.CAFile), nats.Nkey(public, key.Sign), nats.MaxReconnects(-1), nats.ReconnectWait(20 * time.Millisecond),
 		nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(), nats.Timeout(patience),
 	}, o...)...)

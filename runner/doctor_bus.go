@@ -13,6 +13,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -78,7 +79,7 @@ func (d *doctor) token(ctx context.Context, u *url.URL) (*patient, finding) {
 		return nil, d.noToken()
 	}
 	p := &patient{d: d, ref: schemas.RunnerRef{Tenant: d.cred.tenant, Runner: d.id}, nonce: schemas.NewID(), refused: make(chan error, 64)}
-	nc, err := nats.Connect(u.String(),
+	nc, err := natsdial.Connect(d.o.Patience, u.String(),
 		nats.Name(schemas.ConnectName(p.ref.Runner, p.nonce)), d.cred.option(),
 		func(o *nats.Options) error { o.Secure, o.TLSConfig = d.cfg.TLS, d.tls; return nil },
 		nats.SetCustomDialer(&dialer{ctx, d.tunnel, d.o.Patience, nil}), nats.Timeout(d.o.Patience),

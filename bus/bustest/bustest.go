@@ -12,6 +12,7 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -158,7 +159,7 @@ func (b *Bus) dial(t testing.TB, o ...nats.Option) *nats.Conn {
 	if !b.config.Plaintext {
 		options = append(options, nats.RootCAs(b.CAFile))
 	}
-	nc, err := nats.Connect(b.URL(), append(options, o...)...)
+	nc, err := natsdial.Connect(patience, b.URL(), append(options, o...)...)
 	if err != nil {
 		t.Fatalf("connect to the test's server: %v", err)
 	}

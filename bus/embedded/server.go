@@ -16,6 +16,7 @@ import (
 	"github.com/nats-io/nats-server/v2/server"
 	"github.com/nats-io/nats.go"
 
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -177,7 +178,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 	if s.stopped {
 		return nil, schemas.Errorf(schemas.CodeUnavailable, "the embedded server is stopped")
 	}
-	nc, err := nats.Connect("", options...)
+	nc, err := natsdial.Connect(connectWithin, "", options...)
 	if err != nil {
 		return nil, fmt.Errorf("connect the user %s in process: %w", u, err)
 	}

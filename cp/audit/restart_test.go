@@ -13,6 +13,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/natsdial"
 )
 
 // Restarts in the middle of writing: what was acknowledged is there, and nothing is there twice.
@@ -100,7 +101,7 @@ func overTCP(t testing.TB, b *bustest.Bus, o ...nats.Option) *nats.Conn {
 	if err != nil {
 		t.Fatal(err)
 	}
-	nc, err := nats.Connect(b.URL(), append([]nats.Option{
+	nc, err := natsdial.Connect(time.Minute, b.URL(), append([]nats.Option{
 		nats.RootCAs(b.CAFile), nats.Nkey(b.Keys.Public(embedded.UserSec), key.Sign), nats.MaxReconnects(-1),
 		nats.ReconnectWait(20 * time.Millisecond), nats.IgnoreDiscoveredServers(), nats.IgnoreAuthErrorAbort(), nats.Timeout(time.Minute),
 	}, o...)...)

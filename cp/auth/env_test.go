@@ -15,6 +15,7 @@ import (
 	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/cp/audit"
 	"github.com/org-runink/runbus/internal/leak"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -157,7 +158,7 @@ func proof(key Key, secret schemas.ServiceToken) nats.Option {
 // dial connects over the network, once, without reconnecting.
 func (e *env) dial(t *testing.T, o ...nats.Option) (*nats.Conn, error) {
 	t.Helper()
-	nc, err := nats.Connect(e.URL(), append([]nats.Option{
+	nc, err := natsdial.Connect(patience, e.URL(), append([]nats.Option{
 		nats.RootCAs(e.CAFile), nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.Timeout(patience),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 	}, o...)...)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/bus/seal"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -50,7 +51,7 @@ func (s *Stack) Connect(t testing.TB, cred Credential, id string) *Runner {
 // Dial gives the process a new link.
 func (r *Runner) Dial(t testing.TB, s *Stack) {
 	t.Helper()
-	nc, err := nats.Connect(s.URL(),
+	nc, err := natsdial.Connect(Patience, s.URL(),
 		nats.RootCAs(s.CAFile), nats.NoReconnect(), nats.IgnoreDiscoveredServers(), nats.Timeout(Patience),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
 		nats.Name(schemas.ConnectName(r.Ref.Runner, r.Nonce)), nats.CustomInboxPrefix(schemas.InboxPrefix(r.Ref)),
