@@ -157,6 +157,7 @@ func TestUndeliveredBytesAreBounded(t *testing.T) {
 	ended := make(chan struct{}, 2*enough)
 	p := cp.start(t, func(c *Config) { c.Concurrency = 1 }, func(a *Agent) {
 		a.waits.goodbye = time.Millisecond
+		a.waits.delivery, a.times = time.Hour, []bus.Option{bus.OrphanAfter(time.Hour)} // however long the test takes
 		playing(func(_ context.Context, req source.Request, out *source.Output) error {
 			if req.Query == "" {
 				return oneRow(out)
