@@ -80,9 +80,9 @@ func exitFor(err error) error {
 	return &ExitError{Code: ExitConfig, Err: err}
 }
 
-// listen takes the port.
-func (d *dialled) listen(ctx context.Context, addr string) (err error) {
-	d.listener, err = intake.Open(ctx, intake.Config{Listen: addr, TLS: d.tls, Enrol: d.responder.Serve, Link: d.offer, Log: d.log})
+// listen takes the port. The connections poll as poll says.
+func (d *dialled) listen(ctx context.Context, addr string, poll *polling) (err error) {
+	d.listener, err = intake.Open(ctx, intake.Config{Listen: addr, TLS: d.tls, Enrol: d.responder.Serve, Link: d.offer, Conn: poll.conn, Log: d.log})
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE), errors.Is(err, syscall.EACCES): // another start finds the same
 		return &ExitError{Code: ExitConfig, Err: err}
@@ -95,7 +95,7 @@ func (d *dialled) listen(ctx context.Context, addr string) (err error) {
 
 // listen takes the port of a runner that is dialled. The listener runs in group.
 func (a *Agent) listen(ctx context.Context, group *errgroup.Group) error {
-	if err := a.dialled.listen(ctx, a.cfg.Listen); err != nil {
+	if err := a.dialled.listen(ctx, a.cfg.Listen, a.polling()); err != nil {
 		return err
 	}
 	group.Go(guard("listener", func() error {

@@ -47,6 +47,8 @@ type Config struct {
 	// Link decides on one link after its preface; leaf is the hex SHA-256 of the certificate that this side presented. Nil: it was
 	// taken, and the connection lives on. An error refuses it.
 	Link func(ctx context.Context, conn *tls.Conn, p *runbusv1.LinkPreface, leaf string) error
+	// Conn makes of a connection's socket what is read from once the handshake has ended. Nil: it stays.
+	Conn func(net.Conn) net.Conn
 	// HandshakeWithin bounds the time from the connection to the end of the handshake, the preface included. Zero means the default.
 	HandshakeWithin time.Duration
 	// EnrolWithin bounds an enrolment after its handshake. Zero means 30 s.
@@ -190,6 +192,9 @@ func (i *Intake) serve(ctx context.Context, raw net.Conn, v *visit) {
 		return
 	}
 	early.over = true
+	if i.c.Conn != nil {
+		early.Conn = i.c.Conn(raw)
+	}
 	i.gate.leave(v) // who has proved to be the control plane gives way to no stranger
 	switch proto := conn.ConnectionState().NegotiatedProtocol; proto {
 	case link.ProtoEnrol:

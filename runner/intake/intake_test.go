@@ -14,6 +14,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -201,6 +202,45 @@ func TestExactlyOneLinkIsInUse(t *testing.T) {
 		t.Errorf("a link when there is none: %v", err)
 	}
 	<-arrived
+}
+
+// A link is read from what Conn makes of its socket.
+func TestALinkIsReadFromItsConn(t *testing.T) {
+	p := newPair(t)
+	slot, _ := newSlot(always)
+	var read atomic.Int64
+	taken := make(chan *tls.Conn, 1)
+	_, address := open(t, p, slot, func(c *Config) {
+		c.Conn = func(conn net.Conn) net.Conn { return counted{conn, &read} }
+		offer := c.Link
+		c.Link = func(ctx context.Context, conn *tls.Conn, m *runbusv1.LinkPreface, leaf string) error {
+			taken <- conn
+			return offer(ctx, conn, m, leaf)
+		}
+	})
+	there, err := dial(t, p, address, "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	here := <-taken
+	before := read.Load()
+	if _, err := there.Write([]byte("next")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.ReadFull(here, make([]byte, 4)); err != nil || read.Load() == before {
+		t.Errorf("the socket was read instead: %v", err)
+	}
+}
+
+type counted struct {
+	net.Conn
+	read *atomic.Int64
+}
+
+func (c counted) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	c.read.Add(int64(n))
+	return n, err
 }
 
 // A renewal takes effect by a new link with the new leaf, whichever replica dials it.
