@@ -48,7 +48,10 @@ func TestMemoryIsUsedAgain(t *testing.T) {
 			}
 		}
 	})
-	for range fetchers * each {
+	for n := range fetchers * each {
+		if n%10 == 0 {
+			e.runner.Beat(t, nil) // else it gets no work after 45 s
+		}
 		w := e.accept(t)
 		w.chunks([]byte(w.assignment.GetDispatchId()))
 		w.complete()
