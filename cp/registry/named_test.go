@@ -101,7 +101,7 @@ func TestAnAnswerIsNotKeptWhenTheKeyEnds(t *testing.T) {
 		end func(rt.Credential) error
 	}{
 		{"revoked", func(c rt.Credential) error {
-			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, c.Key.ID)
+			_, err := s.Auth.RevokeKey(t.Context(), s.Admin, c.ID)
 			return err
 		}},
 		{"expired", func(rt.Credential) error { s.Clock.Advance(366 * 24 * time.Hour); return nil }}, // the last: nobody is let in then
