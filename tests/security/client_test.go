@@ -6,6 +6,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -214,15 +215,23 @@ func (c *client) flush(t testing.TB) {
 // violation waits for the server's complaint about subject. One of another kind fails the test.
 func (c *client) violation(t testing.TB, kind, subject string) {
 	t.Helper()
+	if err := c.violated(kind, subject); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// violated is violation, for who can do something about an error.
+func (c *client) violated(kind, subject string) error {
 	select {
 	case err := <-c.errs:
 		if !errors.Is(err, nats.ErrPermissionViolation) || !strings.Contains(err.Error(), kind) || !strings.Contains(err.Error(), strconv.Quote(subject)) {
-			t.Fatalf("the server says %v, want a violation: %s %q", err, kind, subject)
+			return fmt.Errorf("the server says %w, want a violation: %s %q", err, kind, subject)
 		}
+		return nil
 	case <-c.closed:
-		t.Fatalf("%s %q: the connection was closed: %v", kind, subject, c.LastError())
+		return fmt.Errorf("%s %q: the connection was closed: %w", kind, subject, c.LastError())
 	case <-time.After(stack.Patience):
-		t.Fatalf("no violation: %s %q", kind, subject)
+		return fmt.Errorf("no violation: %s %q", kind, subject)
 	}
 }
 

@@ -49,16 +49,20 @@ func TestNobodyElseIsTheManagedRunner(t *testing.T) {
 		t.Errorf("status %d, %s", status, p.Stderr)
 	}
 	// By a client of one's own: jailed, told why, and closed in.
-	nonce := schemas.NewID()
-	r, err := b.dialRunner(t, token, "console", nonce, schemas.ConnectName("console", nonce))
-	if err != nil {
-		t.Fatal(err)
+	dial := func() *runner {
+		nonce := schemas.NewID()
+		r, err := b.dialRunner(t, token, "console", nonce, schemas.ConnectName("console", nonce))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return r
 	}
+	r := dial()
 	answer := r.hello(t, r.signedHello(t, "console"))
 	if e := answer.GetError(); e.GetMessage() != `the runner id "console" is reserved` || !answer.GetFatal() || answer.GetSession() != "" {
 		t.Errorf("the answer is %v", answer)
 	}
-	r.closedIn(t, "edge")
+	r.closedIn(t, "edge", dial)
 	// As an enrolled runner of the tenant, on the subjects of console.
 	honest := b.runner(t, token, "edge")
 	victim := schemas.RunnerRef{Tenant: honest.ref.Tenant, Runner: "console"}
