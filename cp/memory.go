@@ -16,11 +16,11 @@ const (
 	smallHeap = 64 << 20
 	// The live heap of a large fleet lives long, and little is allocated while nothing happens: the collector lets as much of it be garbage
 	// as is allocated in collectEvery, but calmPercent at least, and busyPercent at most, as while a fleet connects or results pass.
-	busyPercent, calmPercent = 100, 10
+	busyPercent, calmPercent = 100, 5
 	collectEvery             = 3 // seconds
 	// More than a part in worthPart of what is in use, and worthReturning, must be left over to be given back to the system, and it must
 	// have been calm for calmFor. What gathers while it stays calm is given back every returnEvery: that costs a collection.
-	worthPart      = 10
+	worthPart      = 20
 	worthReturning = 8 << 20
 	calmFor        = 3  // looks
 	returnEvery    = 15 // looks
