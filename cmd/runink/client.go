@@ -135,6 +135,9 @@ func (c *client) send(ctx context.Context, method, path string, body any, accept
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
+	if accept != "application/json" { // a fetch
+		req.Header.Set("Prefer", "dispatch-id")
+	}
 	resp, err := c.http.Do(req)
 	if err != nil {
 		return nil, c.unreachable(ctx, err)

@@ -10,6 +10,7 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptrace"
+	"net/textproto"
 	"net/url"
 	"sync/atomic"
 	"time"
@@ -146,7 +147,7 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 		if cause := errors.Unwrap(err); cause != nil {
 			err = cause
 		}
-		return resultLine{}, cut(err, "")
+		return resultLine{}, process.WithDispatch(cut(err, asked.dispatch()), asked.dispatch())
 	default:
 		return resultLine{}, err
 	}
@@ -175,18 +176,37 @@ func cut(cause error, dispatch string) error {
 }
 
 // exchange is how far a request got.
-type exchange struct{ sent, answered atomic.Bool }
+type exchange struct {
+	sent, answered atomic.Bool
+	early          atomic.Pointer[string] // id of the dispatch, told before the answer
+}
+
+// dispatch is the id that was told before the answer, "" if none was.
+func (e *exchange) dispatch() string {
+	if id := e.early.Load(); id != nil {
+		return *id
+	}
+	return ""
+}
 
 func (e *exchange) watch(ctx context.Context) context.Context {
 	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
 		WroteHeaders:         func() { e.sent.Store(true) },
-		GotFirstResponseByte: func() { e.answered.Store(true) },
+		GotFirstResponseByte: func() { e.answered.Store(true) }, // an interim response too
+		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
+			if id := h.Get("Runbus-Dispatch-Id"); id != "" {
+				e.early.Store(&id)
+			}
+			return nil
+		},
 	})
 }
 
 // unanswered reports whether the server may have read the request that failed with err, and told nothing.
 func (e *exchange) unanswered(err error) bool {
-	return e.sent.Load() && (!e.answered.Load() || errors.Is(err, io.ErrUnexpectedEOF))
+	var said *schemas.Error
+	lost := errors.As(err, &said) && said.Cause != nil // a transport's: what a server says has none
+	return e.sent.Load() && (!e.answered.Load() || errors.Is(err, io.ErrUnexpectedEOF) || lost && e.dispatch() != "")
 }
 
 // read takes the lines until the last one.

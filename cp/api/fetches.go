@@ -64,6 +64,7 @@ func (b FetchBody) request(caller auth.Principal) (dispatch.Request, error) {
 
 type runFetchInput struct {
 	Accept string `header:"Accept" doc:"application/x-ndjson (default), application/vnd.apache.arrow.stream or text/csv"`
+	Prefer string `header:"Prefer" doc:"dispatch-id: tell Runbus-Dispatch-Id at once, in an interim response 102, and not first with the status, which CSV and Arrow have with the first row. Not every HTTP client takes one"`
 	Body   FetchBody
 }
 
@@ -80,14 +81,33 @@ func (s *server) runFetch(ctx context.Context, in *runFetchInput) (*huma.StreamR
 	return &huma.StreamResponse{Body: func(hctx huma.Context) {
 		r, w := humago.Unwrap(hctx)
 		ctx, span := s.startSpan(hctx.Context(), r)
-		endSpan(span, s.streamFetch(ctx, w, media, req))
+		endSpan(span, s.streamFetch(ctx, w, media, req, r.ProtoAtLeast(1, 1) && prefers(in.Prefer, preferDispatchID)))
 	}}, nil
 }
 
-// streamFetch runs the fetch and writes its answer: problem JSON if it ended before anything was written, else the stream.
-func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request) dispatch.Outcome {
+// preferDispatchID is the preference (RFC 7240) for the id of the dispatch before its answer has a status: whoever is cut off before the first
+// row can look up then what became of it. It is no default, since some clients take any 1xx but 100 for the answer.
+const preferDispatchID = "dispatch-id"
+
+// prefers reports whether the header Prefer has token.
+func prefers(header, token string) bool {
+	for part := range strings.SplitSeq(header, ",") {
+		name, _, _ := strings.Cut(part, ";")
+		if strings.EqualFold(strings.TrimSpace(name), token) {
+			return true
+		}
+	}
+	return false
+}
+
+// streamFetch runs the fetch and writes its answer: problem JSON if it ended before anything was written, else the stream. early has the
+// id told before.
+func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request, early bool) dispatch.Outcome {
 	id := schemas.NewULID(time.Now()) // not ulid.Make, from whose ids the next ones can be guessed
 	w.Header().Set("Runbus-Dispatch-Id", id)
+	if early {
+		w.WriteHeader(http.StatusProcessing)
+	}
 	// The caller's connection may stay open for the whole fetch, whatever the server's timeouts are.
 	control := http.NewResponseController(w)
 	_ = control.SetWriteDeadline(time.Time{})

@@ -175,11 +175,13 @@ func streamDocs(op *huma.Operation) {
 	text := func(description string) *huma.MediaType {
 		return &huma.MediaType{Schema: &huma.Schema{Type: "string", Description: description}}
 	}
+	dispatchID := map[string]*huma.Param{
+		"Runbus-Dispatch-Id": {Description: "Id of the dispatch, for DELETE /api/fetches/{dispatchId} and the audit", Schema: &huma.Schema{Type: "string"}},
+	}
+	op.Responses["102"] = &huma.Response{Description: "With `Prefer: dispatch-id` alone, over HTTP/1.1 or 2: the request is taken, and this is its id. The answer follows", Headers: dispatchID}
 	op.Responses["200"] = &huma.Response{
 		Description: "The result. A fetch that ends before its first byte is answered with problem JSON and a status of its own.",
-		Headers: map[string]*huma.Param{
-			"Runbus-Dispatch-Id": {Description: "Id of the dispatch, for DELETE /api/fetches/{dispatchId} and the audit", Schema: &huma.Schema{Type: "string"}},
-		},
+		Headers:     dispatchID,
 		Content: map[string]*huma.MediaType{
 			mediaNDJSON: text("One JSON object a line; `type` is accepted, progress, schema, row (the row under `row`), notice, and last result or error"),
 			mediaArrow:  text("Arrow IPC stream, zstd; the outcome is in the trailers Runbus-Outcome, Runbus-Error and Runbus-Notices"),
