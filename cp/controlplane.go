@@ -248,7 +248,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 	return nil
 }
 
-func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
+func (c *ControlPlane) openIdentities(ctx, _ context.Context) error {
 	if err := patiently(ctx, c.cfg.Log, "identities", func() (err error) {
 		c.auth, err = auth.New(ctx, auth.Deps{Store: c.store, Audit: c.audit, Log: c.cfg.Log.With("part", "auth")})
 		return err
@@ -256,10 +256,12 @@ func (c *ControlPlane) openIdentities(ctx, _ context.Context) (err error) {
 		return err
 	}
 	c.onClose(c.auth.Close)
-	if err := c.auth.EnsureOperator(ctx, c.data.file(fileOperator)); err != nil {
-		return err
-	}
-	return c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin))
+	return patiently(ctx, c.cfg.Log, "first identities", func() error { // what is there already is left as it is
+		if err := c.auth.EnsureOperator(ctx, c.data.file(fileOperator)); err != nil {
+			return err
+		}
+		return c.auth.EnsureTenantAdmin(ctx, LocalTenant, LocalAdmin, c.data.file(fileLocalAdmin))
+	})
 }
 
 func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
