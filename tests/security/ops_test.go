@@ -177,6 +177,8 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	if row := fetch.Lines[slices.IndexFunc(fetch.Lines, func(l stack.Line) bool { return l.Type == "row" })]; !strings.Contains(string(row.Row), cell) {
 		t.Fatalf("the caller got %s", row.Row)
 	}
+	// Its credit is the last that is shown of it: later it might come together with another's.
+	watch.Stdout.Must(t, `RunnerWorkCredit {"dispatchId":"`+fetch.Dispatch+`"`)
 	// One without credentials may come in one frame, rows and all, which ops is told of without them.
 	open := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = fmt.Fprintf(w, "{\"n\":1,\"text\":%q}\n", cell)
