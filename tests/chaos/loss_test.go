@@ -40,7 +40,7 @@ func TestCutInAFetch(t *testing.T) {
 	for _, link := range stack.Links {
 		links = append(links, slices.Repeat([]stack.Link{link}, len(cuttings))...)
 	}
-	w := newWorld(t, sealed, links, few, longGrace())
+	w := newWorld(t, sealed, links, few, nil)
 	w.eavesdrop(w.runners[0])
 	var jobs []*job
 	for i := range links {
