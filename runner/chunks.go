@@ -164,11 +164,11 @@ func (c *chunks) isLate(now time.Duration) (late bool, next time.Duration) {
 	return c.due.CompareAndSwap(due, 0), 0
 }
 
-// flushLate sends what has waited long enough. It blocks as Write does.
+// flushLate sends what has waited long enough, unless that leaves with the result by now. It blocks as Write does.
 func (c *chunks) flushLate() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !c.ended {
+	if !c.ended && !c.whole {
 		c.send()
 	}
 }
