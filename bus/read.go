@@ -40,7 +40,7 @@ type parts struct {
 	result   resultParts
 	whole    whole
 
-	acceptedUsed, chunkUsed, resultUsed bool
+	acceptedUsed, chunkUsed, resultUsed, wholeUsed bool
 }
 
 func (p *parts) forAccepted() *acceptedParts {

@@ -61,7 +61,7 @@ func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatc
 	r.in.init(min(most, window), most)
 	r.bundles, r.batch, r.nobody, r.err = false, 0, false, nil
 	r.got, r.at, r.done, r.patient = r.few[:0], 0, 0, false
-	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed = false, false, false
+	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed, r.parts.wholeUsed = false, false, false, false
 	r.news.Store(false)
 }
 

@@ -33,7 +33,8 @@ func errNotWhole(seq uint64) *schemas.Error {
 // forWhole is memory for a RunnerWorkWhole.
 func (p *parts) forWhole() *whole {
 	w := &whole{}
-	if p != nil {
+	if p != nil && !p.wholeUsed {
+		p.wholeUsed = true
 		w = &p.whole
 	}
 	*w = whole{acceptedParts: p.forAccepted(), chunk: p.forChunk(), resultParts: p.forResult()}

@@ -296,19 +296,29 @@ func TestWholeFramesAreChecked(t *testing.T) {
 			eventually(t, c.from, string(c.reason), func() bool { return p.receivers.Dropped()[c.reason] > before[c.reason] })
 		}
 		before := p.receivers.Dropped()
-		for range 2 {
-			m := proto.Message(whole(d1, session, 1))
+		second := whole(d1, session, 1)
+		second.ArrowIpc, second.Response.RunnerPid, second.Updates = []byte("lies"), wholePid+1, []*runbusv1.RunFetchUpdate{{Message: "a lie"}}
+		for _, w := range []*runbusv1.RunnerWorkWhole{whole(d1, session, 1), second} {
+			m := proto.Message(w)
 			if several {
-				m = together(whole(d1, session, 1))
+				m = together(w)
 			}
 			forge(t, p.runner, data(edge, d1), m)
 		}
 		eventually(t, p.runner, "a second one", func() bool { return p.receivers.Dropped()[bus.DropDuplicate] == before[bus.DropDuplicate]+1 })
 		forge(t, p.runner, schemas.ResultCtlSubject(edge, replica, d1), &runbusv1.RunnerWorkResult{DispatchId: d1, Session: session, Seq: 2})
 		eventually(t, p.runner, "after the end", func() bool { return p.receivers.Dropped()[bus.DropOverrun] == before[bus.DropOverrun]+1 })
-		next[*runbusv1.RunnerWorkAccepted](t, r)
-		next[*runbusv1.RunnerWorkChunk](t, r)
-		r.Done(next[*runbusv1.RunnerWorkResult](t, r))
+		if f := next[*runbusv1.RunnerWorkAccepted](t, r); f.GetPid() != wholePid {
+			t.Errorf("of two, the second was accepted: %v", f)
+		}
+		if f := next[*runbusv1.RunnerWorkChunk](t, r); string(f.GetArrowIpc()) != "rows" {
+			t.Errorf("of two, the second has the rows: %v", f)
+		}
+		result := next[*runbusv1.RunnerWorkResult](t, r)
+		if result.GetResponse().GetRunnerPid() != wholePid {
+			t.Errorf("of two, the second has the result: %v", result)
+		}
+		r.Done(result)
 		acknowledged := map[string]bool{gone: true, d1: true}
 		for len(acknowledged) > 0 {
 			msg, err := credits.NextMsgWithContext(within(t))
