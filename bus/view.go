@@ -175,7 +175,7 @@ func (v *view) read(n *names, p *parts, whole int, share bool) (Frame, *whole, e
 		f, ok = &m.result, n.result(v.rest, m)
 	}
 	if !ok {
-		if err := unmarshal(shortName(f), v.body, f); err != nil { // which begins with a reset
+		if err := unmarshalFrame(v.body, f); err != nil { // which begins with a reset
 			return nil, nil, err
 		}
 	}
@@ -237,8 +237,18 @@ func readFrame(number protowire.Number, body []byte) (Frame, error) {
 	default:
 		return nil, errNoFrame()
 	}
-	if err := unmarshal(shortName(f), body, f); err != nil {
+	if err := unmarshalFrame(body, f); err != nil {
 		return nil, err
 	}
 	return f, checkFrame(f)
+}
+
+// unmarshalFrame is unmarshal for a frame. It makes nothing of a RunnerWorkWhole with too many updates.
+func unmarshalFrame(body []byte, f Frame) error {
+	if fieldOf(f) == wholeNumber {
+		if err := checkUpdates(body); err != nil {
+			return err
+		}
+	}
+	return unmarshal(shortName(f), body, f)
 }

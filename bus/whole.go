@@ -68,6 +68,28 @@ func (w *whole) check(seq uint64) error {
 	return checkFrame(w.chunk)
 }
 
+// checkUpdates refuses an encoded RunnerWorkWhole with more than mostUpdates. What is not protobuf is left to who reads it.
+func checkUpdates(body []byte) error {
+	for updates := 0; len(body) > 0; {
+		number, kind, n := protowire.ConsumeTag(body)
+		if n < 0 {
+			return nil
+		}
+		size := protowire.ConsumeFieldValue(number, kind, body[n:])
+		if size < 0 {
+			return nil
+		}
+		if number == wholeUpdatesNumber && kind == protowire.BytesType {
+			updates++
+		}
+		if updates > mostUpdates {
+			return errUpdates()
+		}
+		body = body[n+size:]
+	}
+	return nil
+}
+
 // appendTo appends the frames that come before the result.
 func (w *whole) appendTo(frames []Frame) []Frame {
 	frames = append(frames, w.accepted)
