@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -78,7 +79,7 @@ func sessionToken(token string) error {
 func (c *client) call(ctx context.Context, method, path string, body, out any) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	resp, err := c.send(ctx, method, path, body, "application/json")
+	resp, err := c.send(ctx, method, path, body, "application/json", "")
 	if err != nil {
 		return err
 	}
@@ -96,7 +97,7 @@ func (c *client) call(ctx context.Context, method, path string, body, out any) e
 func (c *client) page(ctx context.Context, path string) (items []json.RawMessage, next url.Values, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	resp, err := c.send(ctx, http.MethodGet, path, nil, "application/json")
+	resp, err := c.send(ctx, http.MethodGet, path, nil, "application/json", "")
 	if err != nil {
 		return nil, nil, err
 	}
@@ -113,8 +114,9 @@ func (c *client) page(ctx context.Context, path string) (items []json.RawMessage
 	return items, next, nil
 }
 
-// send returns the response of a call that succeeded; its body is the caller's to close.
-func (c *client) send(ctx context.Context, method, path string, body any, accept string) (*http.Response, error) {
+// send returns the response of a call that succeeded; its body is the caller's to close. prefer is what the call asks for besides, if
+// anything. What the server told has no Cause; an error with one came of the way there and back, as does one that is no schemas.Error.
+func (c *client) send(ctx context.Context, method, path string, body any, accept, prefer string) (*http.Response, error) {
 	var reader io.Reader
 	if body != nil {
 		b, err := json.Marshal(body)
@@ -135,8 +137,8 @@ func (c *client) send(ctx context.Context, method, path string, body any, accept
 	if body != nil {
 		req.Header.Set("Content-Type", "application/json")
 	}
-	if accept != "application/json" { // a fetch
-		req.Header.Set("Prefer", "dispatch-id")
+	if prefer != "" {
+		req.Header.Set("Prefer", prefer)
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
@@ -166,15 +168,18 @@ func (c *client) unreachable(ctx context.Context, err error) error {
 	case strings.Contains(text, "HTTP response to HTTPS client"):
 		hint = "it serves plain HTTP: make it http:// (`runink context add`, RUNINK_URL)"
 	case strings.Contains(text, "malformed HTTP"): // the bus says INFO
-		return schemas.Errorf(schemas.CodeFailed, "what listens at %s speaks no HTTP", c.base.Host).
+		return schemas.Wrap(schemas.CodeFailed, errNoAnswer, "what listens at "+c.base.Host+" speaks no HTTP").
 			WithHint("that may be the port of the bus; the API has one of its own (RUNBUS_HTTP)")
 	}
 	return schemas.Wrap(schemas.CodeFailed, err, "the control plane at "+c.base.Host+" can't be reached").WithHint(hint)
 }
 
+// errNoAnswer is an answer that no control plane gives.
+var errNoAnswer = errors.New("that is no answer of a control plane")
+
 // problem turns an answer that is not a success into its error.
 func problem(resp *http.Response) error {
-	b, _ := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	b, readErr := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
 	if resp.StatusCode == http.StatusUnauthorized {
 		return schemas.Errorf(schemas.CodeUnauthorized, "the token is not valid here").
 			WithHint("it may have expired or been replaced: ask an admin for a new one, or look at `runink context list`")
@@ -196,7 +201,7 @@ func problem(resp *http.Response) error {
 		if bytes.Contains(b, []byte("HTTP request to an HTTPS server")) {
 			hint = "it serves HTTPS: make it https:// (`runink context add`, RUNINK_URL)"
 		}
-		return schemas.Errorf(schemas.CodeFailed, "the server answered %s", resp.Status).WithHint(hint)
+		return schemas.Wrap(schemas.CodeFailed, cmp.Or(readErr, errNoAnswer), "the server answered "+resp.Status).WithHint(hint)
 	}
 	texts := []string{p.Detail}
 	for _, e := range p.Errors {

@@ -97,6 +97,7 @@ type progressSink interface {
 type fetch struct {
 	api      *client
 	body     fetchBody
+	earlyID  bool // ask for the id of the dispatch in an interim response, ahead of the answer
 	rows     rowSink
 	progress progressSink
 	accepted acceptedLine
@@ -122,47 +123,53 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	// The request outlives ctx: after Ctrl-C the outcome still comes on it.
 	call, hangUp := context.WithCancel(context.WithoutCancel(ctx))
 	defer hangUp()
-	opened := make(chan string, 1)
+	var asked exchange
 	release := context.AfterFunc(ctx, func() {
-		select {
-		case id := <-opened:
+		if id := asked.dispatch(); id != "" { // else nothing was accepted yet: a closed connection cancels as well
 			wait, cancel := context.WithTimeout(call, cancelWait)
 			defer cancel()
 			if f.api.call(wait, http.MethodDelete, "/api/fetches/"+url.PathEscape(id), nil, nil) == nil {
 				<-wait.Done() // the outcome comes meanwhile, and ends call
 			}
-		default: // nothing was accepted yet: a closed connection cancels as well
 		}
 		hangUp()
 	})
 	defer release()
 
-	var asked exchange
-	resp, err := f.api.send(asked.watch(call), http.MethodPost, "/api/fetches", f.body, accept)
-	switch {
+	prefer := ""
+	if f.earlyID {
+		prefer = "dispatch-id"
+	}
+	resp, err := f.api.send(asked.watch(call), http.MethodPost, "/api/fetches", f.body, accept, prefer)
+	switch id := asked.dispatch(); {
 	case err == nil:
-	case ctx.Err() != nil:
-		return resultLine{}, cancelled()
+	case ctx.Err() != nil && id == "" || call.Err() != nil && asked.unanswered(err):
+		return resultLine{}, cancelled(id)
 	case asked.unanswered(err):
 		if cause := errors.Unwrap(err); cause != nil {
 			err = cause
 		}
-		return resultLine{}, process.WithDispatch(cut(err, asked.dispatch()), asked.dispatch())
+		return resultLine{}, process.WithDispatch(cut(err, id), id)
 	default:
 		return resultLine{}, err
 	}
 	defer resp.Body.Close()
 	id := resp.Header.Get("Runbus-Dispatch-Id")
-	opened <- id
+	asked.told(id)
 	result, err := take(resp)
 	if err != nil && call.Err() != nil && schemas.CodeOf(err) == schemas.CodeOutcomeUnknown {
-		err = cancelled() // this side hung up
+		err = cancelled(id) // this side hung up
 	}
 	return result, process.WithDispatch(err, cmp.Or(id, f.accepted.DispatchID, result.DispatchID))
 }
 
-func cancelled() error {
-	return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
+// cancelled is the error of a fetch that this side gave up. A dispatch that is known by its id may still run, or have ended well.
+func cancelled(dispatch string) error {
+	if dispatch == "" {
+		return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
+	}
+	return process.WithDispatch(schemas.Errorf(schemas.CodeOutcomeUnknown, "outcome unknown: cancelled before the control plane told it").
+		WithHint("`runink fetch trace "+dispatch+"` shows what became of it"), dispatch)
 }
 
 // cut is the error of a connection that ended before the outcome of the dispatch came; "" if its id had not come either.
@@ -178,15 +185,21 @@ func cut(cause error, dispatch string) error {
 // exchange is how far a request got.
 type exchange struct {
 	sent, answered atomic.Bool
-	early          atomic.Pointer[string] // id of the dispatch, told before the answer
+	id             atomic.Pointer[string] // of the dispatch, told in an interim response or with the answer
 }
 
-// dispatch is the id that was told before the answer, "" if none was.
+// dispatch is the id of the dispatch, "" if it was not told yet.
 func (e *exchange) dispatch() string {
-	if id := e.early.Load(); id != nil {
+	if id := e.id.Load(); id != nil {
 		return *id
 	}
 	return ""
+}
+
+func (e *exchange) told(id string) {
+	if id != "" {
+		e.id.Store(&id)
+	}
 }
 
 func (e *exchange) watch(ctx context.Context) context.Context {
@@ -194,18 +207,16 @@ func (e *exchange) watch(ctx context.Context) context.Context {
 		WroteHeaders:         func() { e.sent.Store(true) },
 		GotFirstResponseByte: func() { e.answered.Store(true) }, // an interim response too
 		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
-			if id := h.Get("Runbus-Dispatch-Id"); id != "" {
-				e.early.Store(&id)
-			}
+			e.told(h.Get("Runbus-Dispatch-Id"))
 			return nil
 		},
 	})
 }
 
-// unanswered reports whether the server may have read the request that failed with err, and told nothing.
+// unanswered reports whether the server may have read the request that failed with err, and told nothing that can be read.
 func (e *exchange) unanswered(err error) bool {
 	var said *schemas.Error
-	lost := errors.As(err, &said) && said.Cause != nil // a transport's: what a server says has none
+	lost := !errors.As(err, &said) || said.Cause != nil // see send
 	return e.sent.Load() && (!e.answered.Load() || errors.Is(err, io.ErrUnexpectedEOF) || lost && e.dispatch() != "")
 }
 
@@ -225,7 +236,7 @@ func (f *fetch) read(body io.Reader) (resultLine, error) {
 			Row  json.RawMessage `json:"row"`
 		}
 		if err := json.Unmarshal(line, &head); err != nil {
-			return resultLine{}, fmt.Errorf("a line of the result is damaged: %w", err)
+			return resultLine{}, schemas.Wrap(schemas.CodeOutcomeUnknown, err, "outcome unknown: a line of the result is damaged")
 		}
 		done, result, err := f.take(head.Type, head.Row, line)
 		if done || err != nil {

@@ -25,6 +25,7 @@ func fetchCommand() *cli.Command {
 		&cli.Int64Flag{Name: "max-rows", Usage: "rows at most", DefaultText: "10,000,000"},
 		&cli.Int64Flag{Name: "max-bytes", Usage: "Arrow bytes at most, before compression", DefaultText: "4 GiB"},
 		&cli.DurationFlag{Name: "timeout", Usage: "time of the whole fetch, such as 90s", DefaultText: "the control plane's, 10m"},
+		&cli.BoolFlag{Name: "early-id", Usage: "ask for the dispatch's id ahead of the answer: for a control plane with no proxy before it, or one that forwards interim responses (102)", DisableDefaultText: true},
 		&cli.BoolFlag{Name: "quiet", Usage: "no progress", DisableDefaultText: true},
 	}, fetchRun)
 	run.Description = `Settings by kind: file path, format; sqlite path; postgres host, port, database, username, sslMode (secret: password);
@@ -58,7 +59,7 @@ func fetchRun(c *cli.Context) error {
 	}
 	ctx, stop := interruptible(c.Context)
 	defer stop()
-	run := &fetch{api: api, body: body, progress: newProgress(os.Stderr, c.Bool("quiet") || c.Bool("json"))}
+	run := &fetch{api: api, body: body, earlyID: c.Bool("early-id"), progress: newProgress(os.Stderr, c.Bool("quiet") || c.Bool("json"))}
 
 	out := &output{c: c}
 	if err := out.open(); err != nil {

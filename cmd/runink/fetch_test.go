@@ -60,7 +60,7 @@ func TestExitStatusOfAFetch(t *testing.T) {
 		"no line":           {false, lines(""), 4, "cut before the outcome"},
 		"half a line":       {false, lines(`{"type":"result","outcome":"comp`), 4, "cut before the outcome"},
 		"an endless line":   {false, lines(`{"type":"result","outcome":"completed"}`), 4, "cut before the outcome"},
-		"a damaged line":    {false, lines("hello\n"), 1, "damaged"},
+		"a damaged line":    {false, lines("hello\n"), 4, "damaged"},
 		"cut":               {false, func(w http.ResponseWriter, _ *http.Request) { hangUp(w) }, 4, "cut before the outcome"},
 		"no answer":         {false, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 4, "cut before the outcome"},
 		"raw no answer":     {true, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, 4, "cut before the outcome"},

@@ -64,7 +64,7 @@ func (b FetchBody) request(caller auth.Principal) (dispatch.Request, error) {
 
 type runFetchInput struct {
 	Accept string `header:"Accept" doc:"application/x-ndjson (default), application/vnd.apache.arrow.stream or text/csv"`
-	Prefer string `header:"Prefer" doc:"dispatch-id: tell Runbus-Dispatch-Id at once, in an interim response 102, and not first with the status, which CSV and Arrow have with the first row. Not every HTTP client takes one"`
+	Prefer string `header:"Prefer" doc:"dispatch-id: tell Runbus-Dispatch-Id at once, in an interim response 102, and not first with the status, which CSV and Arrow have with the first row. Not every HTTP client takes one; and no proxy may be in between that does not forward interim responses: one that takes them for the answer, as nginx does, breaks every fetch"`
 	Body   FetchBody
 }
 
