@@ -76,7 +76,7 @@ func (d *Dispatcher) through(ctx context.Context, run *run, sink Sink) ending {
 	if len(run.secrets) > 0 {
 		if err := d.sendCredentials(ctx, run); err != nil {
 			end := d.cancelled(run)
-			if ctx.Err() == nil {
+			if ctx.Err() == nil && end.code != OutcomeRunnerLost {
 				end = failure(err) // the cancel is ours: without credentials the runner gives the work up by itself too
 			}
 			return end

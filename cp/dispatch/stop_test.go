@@ -7,10 +7,14 @@ import (
 	"testing"
 	"time"
 
+	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
+	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -197,6 +201,34 @@ func TestRunnerLost(t *testing.T) {
 		rt.Wait(t, "accepted", f.sink.accepted)
 		c.lose()
 		wantOutcome(t, f.wait(t), dispatch.OutcomeRunnerLost, "runner_lost", `runner "edge-1" was lost while it ran this fetch: `+c.why)
+	}
+}
+
+// A runner that dies while its sealing key is looked for is lost as any other, and no credential is read for it.
+func TestRunnerLostBeforeTheCredentials(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	js, err := natsjs.New(e.Conn(t, embedded.UserSec))
+	rt.Must(t, err)
+	keys, err := js.KeyValue(t.Context(), string(jetstream.SealingKeys))
+	rt.Must(t, err)
+	for _, c := range []struct {
+		lose func()
+		why  string
+	}{
+		{func() { e.runner = e.Enrol(t, e.cred, "edge-1") }, "a new process took its id"},
+		{func() { e.runner.Goodbye(t, "bye") }, "it said goodbye (bye)"},
+	} {
+		rt.Must(t, keys.Purge(t.Context(), schemas.RunnerKey(e.runner.Ref)))
+		f := e.start(t, secretRequest())
+		e.accept(t)
+		if order := e.runner.Order(t); order.GetRehello() == nil {
+			t.Fatalf("got %v", order)
+		}
+		c.lose()
+		wantOutcome(t, f.wait(t), dispatch.OutcomeRunnerLost, "runner_lost", `runner "edge-1" was lost while it ran this fetch: `+c.why)
+	}
+	if events := e.Events(t, "credential.read"); len(events) != 0 {
+		t.Errorf("credentials were read: %v", events)
 	}
 }
 

@@ -70,8 +70,8 @@ func (r *Registry) keepSealingKey(ctx context.Context, ref schemas.RunnerRef, se
 }
 
 // SealingKey is the HPKE public key that the hello of ref's session signed; it may not be changed. One that isn't stored, because its
-// time to live is over or the bucket was made again, is had from the runner by a hello of the same process, while ctx lasts. The error is of
-// CodeUnavailable.
+// time to live is over or the bucket was made again, is had from the runner by a hello of the same process, while ctx and the session last.
+// The error is of CodeUnavailable.
 func (r *Registry) SealingKey(ctx context.Context, ref schemas.RunnerRef, session string) ([]byte, error) {
 	if key := r.sealingSeen(ref, session); key != nil {
 		return key, nil
@@ -85,6 +85,8 @@ func (r *Registry) SealingKey(ctx context.Context, ref schemas.RunnerRef, sessio
 			return row.Value.Key, nil
 		case err != nil && !errors.Is(err, jetstream.ErrNotFound):
 			return nil, noSealingKey(ref, err)
+		case r.sessionOver(ref, session):
+			return nil, noSealingKey(ref, errSessionOver)
 		case !asked:
 			asked = true
 			r.order(ref, session, &runbusv1.RunnerControl{Order: &runbusv1.RunnerControl_Rehello{Rehello: &runbusv1.RehelloOrder{}}})
@@ -95,6 +97,17 @@ func (r *Registry) SealingKey(ctx context.Context, ref schemas.RunnerRef, sessio
 			return nil, noSealingKey(ref, context.Cause(ctx))
 		}
 	}
+}
+
+// errSessionOver is why nobody says hello in a session any more.
+var errSessionOver = errors.New("its session is over")
+
+// sessionOver reports whether ref has another session in the view, or its process has left. Whoever watches ref for its loss knows by then.
+func (r *Registry) sessionOver(ref schemas.RunnerRef, session string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	rn := r.fleet[ref.Tenant][ref.Runner]
+	return rn == nil || rn.rec.Session != session || rn.rec.Left
 }
 
 func noSealingKey(ref schemas.RunnerRef, cause error) error {

@@ -38,33 +38,60 @@ func TestSealingKeyIsApart(t *testing.T) {
 	}
 }
 
-// A key that is gone is had from its runner, which says hello once more and keeps its session.
-func TestSealingKeyIsAskedFor(t *testing.T) {
-	s := rt.Start(t, nil)
-	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
-	was := r.Session
+// had is what SealingKey returned.
+type had struct {
+	key []byte
+	err error
+}
+
+// askedFor takes the key of r out of the store, and has it looked for until r is asked for it.
+func askedFor(t *testing.T, s *rt.Stack, r *rt.Runner) <-chan had {
+	t.Helper()
 	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
 	rt.Must(t, err)
 	bucket, err := js.KeyValue(t.Context(), string(jetstream.SealingKeys))
 	rt.Must(t, err)
 	rt.Must(t, bucket.Purge(t.Context(), schemas.RunnerKey(r.Ref)))
-	type had struct {
-		key []byte
-		err error
-	}
-	got := make(chan had, 1)
+	got, session := make(chan had, 1), r.Session
 	go func() {
-		key, err := s.Registry.SealingKey(t.Context(), r.Ref, was)
+		key, err := s.Registry.SealingKey(t.Context(), r.Ref, session)
 		got <- had{key, err}
 	}()
 	if order := r.Order(t); order.GetRehello() == nil {
 		t.Fatalf("got %v", order)
 	}
+	return got
+}
+
+// A key that is gone is had from its runner, which says hello once more and keeps its session.
+func TestSealingKeyIsAskedFor(t *testing.T) {
+	s := rt.Start(t, nil)
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	was := r.Session
+	got := askedFor(t, s, r)
 	if a := r.Hello(t, nil); a.GetSession() != was {
 		t.Fatalf("the same process got another session: %v", a)
 	}
 	if h := rt.Wait(t, "the key", got); h.err != nil || !bytes.Equal(h.key, r.Key.Public()) {
 		t.Errorf("key = %x, %v", h.key, h.err)
+	}
+}
+
+// Nobody waits for the key of a session that is over: its process took leave, or another has the id.
+func TestSealingKeyOfASessionThatEnds(t *testing.T) {
+	s := rt.Start(t, nil)
+	cred := s.Mint(t, s.Admin, "edge")
+	r := s.Enrol(t, cred, "edge-1")
+	got := askedFor(t, s, r)
+	r.Goodbye(t, "update")
+	if h := rt.Wait(t, "the end of the wait", got); schemas.CodeOf(h.err) != schemas.CodeUnavailable {
+		t.Errorf("after a goodbye: %x, %v", h.key, h.err)
+	}
+	r = s.Enrol(t, cred, "edge-1")
+	got = askedFor(t, s, r)
+	s.Enrol(t, cred, "edge-1")
+	if h := rt.Wait(t, "the end of the wait", got); schemas.CodeOf(h.err) != schemas.CodeUnavailable {
+		t.Errorf("after another process: %x, %v", h.key, h.err)
 	}
 }
 
