@@ -88,8 +88,8 @@ func (r *Registry) hello(ctx context.Context, msg *nats.Msg, ref schemas.RunnerR
 			Replaced: &runbusv1.ReplacedOrder{Reason: replacedText(ref).Message},
 		}})
 	}
-	if err := r.keepSealingKey(ctx, ref, now.Session, hello.GetSealingKey()); err != nil {
-		return nil, unavailable(err)
+	if err := r.keepSealingKey(ctx, ref, now.Session, hello.GetSealingKey()); err != nil { // the id is taken: SealingKey asks for what is missing
+		r.d.Log.Warn("the sealing key of a runner was not stored", "runner", ref.Runner, "tenant", ref.Tenant, "error", err)
 	}
 	r.notes.add(ref, now.Name, now.Version, now.LastSeen)
 	return &runbusv1.EnrollmentAccepted{

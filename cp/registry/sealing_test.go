@@ -44,14 +44,20 @@ type had struct {
 	err error
 }
 
-// askedFor takes the key of r out of the store, and has it looked for until r is asked for it.
-func askedFor(t *testing.T, s *rt.Stack, r *rt.Runner) <-chan had {
+// lose takes the key of r out of the store, and has it looked for, as askFor does.
+func lose(t *testing.T, s *rt.Stack, r *rt.Runner) <-chan had {
 	t.Helper()
 	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
 	rt.Must(t, err)
 	bucket, err := js.KeyValue(t.Context(), string(jetstream.SealingKeys))
 	rt.Must(t, err)
 	rt.Must(t, bucket.Purge(t.Context(), schemas.RunnerKey(r.Ref)))
+	return askFor(t, s, r)
+}
+
+// askFor has the key of r, which is missing, looked for until r is asked for it.
+func askFor(t *testing.T, s *rt.Stack, r *rt.Runner) <-chan had {
+	t.Helper()
 	got, session := make(chan had, 1), r.Session
 	go func() {
 		key, err := s.Registry.SealingKey(t.Context(), r.Ref, session)
@@ -68,7 +74,32 @@ func TestSealingKeyIsAskedFor(t *testing.T) {
 	s := rt.Start(t, nil)
 	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
 	was := r.Session
-	got := askedFor(t, s, r)
+	got := lose(t, s, r)
+	if a := r.Hello(t, nil); a.GetSession() != was {
+		t.Fatalf("the same process got another session: %v", a)
+	}
+	if h := rt.Wait(t, "the key", got); h.err != nil || !bytes.Equal(h.key, r.Key.Public()) {
+		t.Errorf("key = %x, %v", h.key, h.err)
+	}
+}
+
+// A hello whose key can't be stored enrols all the same: the key is asked for when it is needed, and stored then.
+func TestHelloWithoutRoomForTheKey(t *testing.T) {
+	s := rt.Start(t, nil)
+	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
+	rt.Must(t, err)
+	stream, err := js.Stream(t.Context(), "KV_"+string(jetstream.SealingKeys))
+	rt.Must(t, err)
+	config := stream.CachedInfo().Config
+	refusing := config
+	refusing.MaxMsgSize = 1
+	_, err = js.UpdateStream(t.Context(), refusing)
+	rt.Must(t, err)
+	r := s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
+	was := r.Session
+	_, err = js.UpdateStream(t.Context(), config)
+	rt.Must(t, err)
+	got := askFor(t, s, r)
 	if a := r.Hello(t, nil); a.GetSession() != was {
 		t.Fatalf("the same process got another session: %v", a)
 	}
@@ -82,13 +113,13 @@ func TestSealingKeyOfASessionThatEnds(t *testing.T) {
 	s := rt.Start(t, nil)
 	cred := s.Mint(t, s.Admin, "edge")
 	r := s.Enrol(t, cred, "edge-1")
-	got := askedFor(t, s, r)
+	got := lose(t, s, r)
 	r.Goodbye(t, "update")
 	if h := rt.Wait(t, "the end of the wait", got); schemas.CodeOf(h.err) != schemas.CodeUnavailable {
 		t.Errorf("after a goodbye: %x, %v", h.key, h.err)
 	}
 	r = s.Enrol(t, cred, "edge-1")
-	got = askedFor(t, s, r)
+	got = lose(t, s, r)
 	s.Enrol(t, cred, "edge-1")
 	if h := rt.Wait(t, "the end of the wait", got); schemas.CodeOf(h.err) != schemas.CodeUnavailable {
 		t.Errorf("after another process: %x, %v", h.key, h.err)
