@@ -54,7 +54,8 @@ func tenantCommand() *cli.Command {
 			return printOrKeep(c, s, made.Token, made, "tenant %s is made; the session token of its first admin", made.Name)
 		}),
 		remote("recover", "end the sessions of a tenant's admin and print a new session token: for a tenant whose admins have none left", "NAME", []cli.Flag{
-			&cli.StringFlag{Name: "admin", Value: "owner", Usage: "`NAME` of the ORG_ADMIN; that of the tenant's first one is owner"}, saveFlag(),
+			&cli.StringFlag{Name: "admin", Value: "owner", Usage: "`NAME` of the ORG_ADMIN; that of the tenant's first one is owner"},
+			&cli.BoolFlag{Name: "force", Usage: "also while one of the tenant's admins has a session", DisableDefaultText: true}, saveFlag(),
 		}, func(c *cli.Context) error {
 			name, err := oneArg(c, "NAME")
 			if err != nil {
@@ -69,7 +70,7 @@ func tenantCommand() *cli.Command {
 				Token string `json:"token"`
 			}
 			path := "/api/tenants/" + url.PathEscape(name) + "/session?" + url.Values{"admin": {c.String("admin")}}.Encode()
-			if err := api.call(c.Context, http.MethodPost, path, nil, &made); err != nil {
+			if err := api.call(c.Context, http.MethodPost, path, map[string]bool{"force": c.Bool("force")}, &made); err != nil {
 				return err
 			}
 			return printOrKeep(c, s, made.Token, made, "the earlier sessions of %s, an admin of the tenant %s, have ended; the new session token", made.Name, name)

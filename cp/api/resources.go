@@ -136,11 +136,14 @@ func (s *server) createTenant(ctx context.Context, in *createTenantInput) (*crea
 type recoverTenantInput struct {
 	Name  string `path:"name" doc:"The tenant" maxLength:"63"`
 	Admin string `query:"admin" default:"owner" doc:"Which of its ORG_ADMINs: the first one that it had is owner" maxLength:"63"`
+	Body  *struct {
+		Force bool `json:"force,omitempty" doc:"Also while one of the tenant's ORG_ADMINs has a session"`
+	}
 }
 
 // recoverTenant is the operator's way back into a tenant whose admins have no session left.
 func (s *server) recoverTenant(ctx context.Context, in *recoverTenantInput) (*newTokenOutput, error) {
-	token, err := s.Auth.RecoverTenant(ctx, principal(ctx), in.Name, in.Admin)
+	token, err := s.Auth.RecoverTenant(ctx, principal(ctx), in.Name, in.Admin, in.Body != nil && in.Body.Force)
 	if err != nil {
 		return nil, problemOf(err)
 	}

@@ -133,7 +133,7 @@ func (s *server) operations(api huma.API) {
 	register(api, http.MethodDelete, "/api/service-account-keys/{id}", "revokeKey", "Revoke a key; a live runner of it is cut", "keys", s.revokeKey)
 	register(api, http.MethodGet, "/api/tenants", "listTenants", "Tenants of the platform (operator)", "tenants", s.listTenants)
 	register(api, http.MethodPost, "/api/tenants", "createTenant", "Create a tenant (operator); its first admin's token is shown once", "tenants", s.createTenant, created)
-	register(api, http.MethodPost, "/api/tenants/{name}/session", "recoverTenant", "Give an admin of a tenant a new session (operator), for a tenant whose admins have none left; the token is shown once", "tenants", s.recoverTenant, created)
+	register(api, http.MethodPost, "/api/tenants/{name}/session", "recoverTenant", "Give an admin of a tenant a new session (operator), for a tenant whose admins have none left, or by force; the token is shown once", "tenants", s.recoverTenant, created)
 	register(api, http.MethodGet, "/api/people", "listPeople", "People of the tenant", "people", s.listPeople)
 	register(api, http.MethodPost, "/api/people", "createPerson", "Create a person; the session token is shown once", "people", s.createPerson, created)
 	register(api, http.MethodDelete, "/api/people/{name}", "removePerson", "Remove a person; their sessions end", "people", s.removePerson)

@@ -198,6 +198,20 @@ func (d *directory) session(hash string) (sessionRecord, personRecord, bool) {
 	return s, p, ok && s.Generation != "" && p.Generation == s.Generation
 }
 
+// liveAdmins counts the sessions of each ORG_ADMIN of a tenant who has one.
+func (d *directory) liveAdmins(tenant string, now time.Time) map[string]int {
+	d.mu.RLock()
+	defer d.mu.RUnlock()
+	live := map[string]int{}
+	for _, s := range d.sessions {
+		p, ok := d.people[s.personKey()]
+		if ok && p.Tenant == tenant && p.Role == RoleOrgAdmin && s.Generation != "" && p.Generation == s.Generation && now.Before(s.ExpiresAt) {
+			live[p.Name]++
+		}
+	}
+	return live
+}
+
 // deadSessions returns at most most hashes of sessions that are expired or count no more.
 func (d *directory) deadSessions(now time.Time, most int) []string {
 	d.mu.RLock()
