@@ -8,6 +8,7 @@ import (
 	"regexp"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -149,6 +150,7 @@ func TestOneOfFiftyWins(t *testing.T) {
 		hosts[i] = newHost(t, &ticket)
 	}
 	errs := make([]error, many)
+	var unavailable atomic.Int32 // attempts; the audit may have one as a double use all the same
 	var claims sync.WaitGroup
 	for i, h := range hosts {
 		claims.Go(func() {
@@ -157,6 +159,7 @@ func TestOneOfFiftyWins(t *testing.T) {
 				if schemas.CodeOf(errs[i]) != schemas.CodeUnavailable || time.Now().After(give) {
 					return
 				}
+				unavailable.Add(1)
 			}
 		})
 	}
@@ -178,8 +181,8 @@ func TestOneOfFiftyWins(t *testing.T) {
 		t.Fatal("nobody has won")
 	}
 	p.one(t, winner)
-	if events := p.events(t, "runner.enrol"); strings.Count(events, "double use") < many-1 {
-		t.Errorf("the audit log has %d double uses", strings.Count(events, "double use"))
+	if n := strings.Count(p.events(t, "runner.enrol"), "double use"); n < many-1 || n > many-1+int(unavailable.Load()) {
+		t.Errorf("the audit log has %d double uses, after %d attempts that the registry had no time for", n, unavailable.Load())
 	}
 }
 
