@@ -70,8 +70,11 @@ func TestConnect(t *testing.T) {
 	if _, err := natsdial.Connect(time.Minute, url, options...); !errors.Is(err, nats.ErrAuthorization) || taken.Load() != 1 {
 		t.Errorf("%v after %d connections", err, taken.Load())
 	}
-	url, _ = server(t, "PING")
+	url, taken = server(t, "PING")
 	if _, err := natsdial.Connect(100*time.Millisecond, url, options...); err == nil || !strings.Contains(err.Error(), "PING") {
 		t.Errorf("a server that never answers: %v", err)
+	}
+	if n := taken.Load(); n > 2 { // the pause after the first try is as long as all may take
+		t.Errorf("a server that never answers was dialled %d times", n)
 	}
 }
