@@ -20,6 +20,6 @@ func Connect(within time.Duration, url string, options ...nats.Option) (*nats.Co
 		if err == nil || !strings.Contains(err.Error(), "expected 'PONG', got 'PING'") || time.Now().After(give) {
 			return nc, err
 		}
-		time.Sleep(pause) // as long as nats.Connect, it can't be cancelled
+		<-time.After(pause)
 	}
 }
