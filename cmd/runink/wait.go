@@ -68,9 +68,9 @@ func notNow(err error) bool {
 // errNotUp is the end of a wait for a runner that does not take work yet. It has a status of its own: nothing was refused or failed, and
 // the runner may still come up.
 func errNotUp(r runnerRow, why string, waited time.Duration, timedOut bool) error {
-	text := fmt.Sprintf("runner %s does not take work after %s", r.Name, waited)
+	code, text := schemas.Code("wait_timeout"), fmt.Sprintf("runner %s does not take work after %s", r.Name, waited)
 	if !timedOut {
-		text = fmt.Sprintf("the wait for runner %s was interrupted: it does not take work yet", r.Name)
+		code, text = "wait_interrupted", fmt.Sprintf("the wait for runner %s was interrupted: it does not take work yet", r.Name)
 	}
 	if why != "" {
 		text += ": " + why
@@ -80,5 +80,5 @@ func errNotUp(r runnerRow, why string, waited time.Duration, timedOut bool) erro
 		todo = "has the command with the ticket been run on its host, as it is and before the ticket's end? `core-runner doctor` there says what is in the way; `runink runner token " +
 			r.Name + "` prints a new command"
 	}
-	return &exitError{process.ExitUnknown, schemas.Errorf("wait_timeout", "%s", text).WithHint(todo + ". `runink runner show " + r.Name + "` tells how it stands")}
+	return &exitError{process.ExitUnknown, schemas.Errorf(code, "%s", text).WithHint(todo + ". `runink runner show " + r.Name + "` tells how it stands")}
 }

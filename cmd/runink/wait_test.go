@@ -27,18 +27,22 @@ func TestTheEndOfAWait(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		err   error
+		code  schemas.Code
 		wants []string
 	}{
-		{"pending", errNotUp(pending, "not enrolled yet: nothing listens", time.Minute, true), []string{
+		{"pending", errNotUp(pending, "not enrolled yet: nothing listens", time.Minute, true), "wait_timeout", []string{
 			"runner warehouse does not take work after 1m0s: not enrolled yet: nothing listens", "core-runner doctor", "runink runner token warehouse", "runink runner show warehouse",
 		}},
-		{"active", errNotUp(active, "not connected", time.Minute, true), []string{"does not take work after 1m0s: not connected", "core-runner serve", "core-runner doctor"}},
-		{"interrupted", errNotUp(active, "", time.Minute, false), []string{"was interrupted", "does not take work yet\n"}},
+		{"active", errNotUp(active, "not connected", time.Minute, true), "wait_timeout", []string{"does not take work after 1m0s: not connected", "core-runner serve", "core-runner doctor"}},
+		{"interrupted", errNotUp(active, "", time.Minute, false), "wait_interrupted", []string{"was interrupted", "does not take work yet\n"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			var out bytes.Buffer
 			if status := report(&out, c.err, false); status != 4 {
 				t.Errorf("status %d", status)
+			}
+			if code := schemas.CodeOf(c.err); code != c.code {
+				t.Errorf("code %s, want %s", code, c.code)
 			}
 			for _, want := range c.wants {
 				if !strings.Contains(out.String(), want) {
