@@ -59,10 +59,19 @@ func TestListsTellNames(t *testing.T) {
 	}
 	must("runner", "revoke", "second")
 
-	// A wait that is over is neither a refusal nor a failure.
-	r := u.runink(t, "runner", "connect", "--json", "--wait", "--timeout", "5s", "warehouse")
-	if code, text, _ := r.failure(t); r.status != 4 || code != "wait_timeout" || !strings.Contains(text, "does not take work after 5s") {
-		t.Errorf("a runner that does not come up: %+v", r)
+	// A wait that is over is neither a refusal nor a failure, and tells what is in the way, if it could ask in time.
+	for wait := 5 * time.Second; ; wait *= 2 {
+		r := u.runink(t, "runner", "connect", "--json", "--wait", "--timeout", wait.String(), "warehouse")
+		code, text, _ := r.failure(t)
+		if r.status != 4 || code != "wait_timeout" || !strings.Contains(text, "runner warehouse does not take work after "+wait.String()) {
+			t.Fatalf("a runner that does not come up: %+v", r)
+		}
+		if strings.Contains(text, " after "+wait.String()+": not enrolled yet") {
+			break
+		}
+		if wait > stack.Patience {
+			t.Fatalf("a runner that is not enrolled: %+v", r)
+		}
 	}
 }
 
