@@ -90,7 +90,7 @@ type member struct {
 }
 
 // longGrace is the environment of control planes whose works are to survive cut links: a runner that returns late, since the machine is
-// busy, has lost nothing. The long runs, and TestCutInAFetch (drill of a slow return), hold runners to the default (15 s).
+// busy, has lost nothing. The long runs, TestCutInAFetch and TestDrills hold runners to the default (15 s).
 func longGrace() map[string]string {
 	if *longFlag {
 		return nil
