@@ -44,11 +44,14 @@ func TestFormats(t *testing.T) {
 	if r := fetch("--format", "csv"); strings.Count(r.stdout, "\n") != many {
 		t.Errorf("csv: %d lines", strings.Count(r.stdout, "\n"))
 	}
+	if r := fetch("--early-id", "--format", "csv"); strings.Count(r.stdout, "\n") != many {
+		t.Errorf("csv with an early id: %d lines", strings.Count(r.stdout, "\n"))
+	}
 	if r := fetch("--max-rows", "2", "--format", "csv"); !strings.Contains(r.stderr, "cut at 2 rows") {
 		t.Errorf("no notice: %s", r.stderr)
 	}
 	out := filepath.Join(t.TempDir(), "out.arrow")
-	r = fetch("--format", "arrow", "--out", out, "--json")
+	r = fetch("--early-id", "--format", "arrow", "--out", out, "--json")
 	var report struct{ Outcome, Out string }
 	if err := json.Unmarshal([]byte(r.stdout), &report); err != nil || report.Outcome != "completed" || report.Out != out {
 		t.Errorf("%s: %v", r.stdout, err)
