@@ -126,9 +126,7 @@ func (s *scene) publish(t *testing.T, m realMessage) {
 	by := s.publishers[m.by]
 	switch r := map[from]*runner{byOther: s.a2, byB: s.b1}[m.by]; {
 	case r != nil && m.subject == schemas.HeartbeatSubject(r.ref):
-		done := metric(t, s.plane.Admin, heartbeats)
-		by.send(t, m.subject, "", r.heartbeat())
-		awaitMetric(t, s.plane.Admin, heartbeats, done+1)
+		s.accept(t, 1, func() { by.send(t, m.subject, "", r.heartbeat()) })
 	default:
 		if err := by.Publish(m.subject, []byte(`{"real":true}`)); err != nil {
 			t.Fatal(err)
@@ -172,10 +170,12 @@ func (s *scene) publishes(t *testing.T, subjects []string, request bool) {
 // control plane is done with the message.
 func (s *scene) replies(t *testing.T, replies []string, subject string, m proto.Message, counter string) {
 	s.beat(t)
-	done := metric(t, s.plane.Admin, counter)
+	done, began, accepted := metric(t, s.plane.Admin, counter), tallied(t, s.plane.Admin), 0.0
+	last := began
 	for _, reply := range replies {
 		if s.keepAlive(t) {
 			done = metric(t, s.plane.Admin, counter)
+			last = tallied(t, s.plane.Admin)
 		}
 		s.a1.send(t, subject, reply, m)
 		reserved := isReserved(reply)
@@ -184,6 +184,11 @@ func (s *scene) replies(t *testing.T, replies []string, subject string, m proto.
 		} else {
 			done++
 			awaitMetric(t, s.plane.Admin, counter, done)
+		}
+		if counter == heartbeats {
+			now := tallied(t, s.plane.Admin)
+			accepted += now.accepted - last.accepted
+			last = now
 		}
 		heard := map[string]int{}
 		s.nothing(t, s.listen(t), "attempt-", func(watcher string, m *nats.Msg) bool {
@@ -201,6 +206,12 @@ func (s *scene) replies(t *testing.T, replies []string, subject string, m proto.
 		}
 	}
 	s.a1.quiet(t, subject)
+	if n := tallied(t, s.plane.Admin).turnedDown - began.turnedDown; n != 0 {
+		t.Errorf("%v heartbeats were turned down", n)
+	}
+	if counter == heartbeats && accepted == 0 {
+		t.Error("none of the heartbeats was taken in")
+	}
 }
 
 // isReserved tells the reply subjects that no client may name.
@@ -216,11 +227,11 @@ func isReserved(reply string) bool {
 // beat keeps the runners alive in the registry, and takes their heartbeats out of the watchers.
 func (s *scene) beat(t *testing.T) {
 	t.Helper()
-	done := metric(t, s.plane.Admin, heartbeats)
-	for _, r := range []*runner{s.a1, s.a2, s.b1} {
-		r.beat(t)
-	}
-	awaitMetric(t, s.plane.Admin, heartbeats, done+3)
+	s.accept(t, 3, func() {
+		for _, r := range []*runner{s.a1, s.a2, s.b1} {
+			r.beat(t)
+		}
+	})
 	s.beaten = time.Now()
 	s.listen(t)
 }

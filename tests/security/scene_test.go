@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -177,26 +178,68 @@ func isHealthPoll(m *nats.Msg) bool {
 // heartbeats counts those that the control plane is done with, whatever became of them.
 const heartbeats = "runbus_registry_heartbeats_total"
 
+// tally is what became of the heartbeats. Those of a session that is not in force are turned down: no runner of a scene sends one. One that
+// the store had no time for (`error`) was neither taken in nor turned down.
+type tally struct{ done, accepted, turnedDown float64 }
+
+func tallied(t testing.TB, api *stack.API) tally {
+	t.Helper()
+	text := metrics(t, api)
+	result := func(name string) string { return heartbeats + `{result="` + name + `"}` }
+	return tally{sum(t, text, heartbeats), sum(t, text, result("ok")), sum(t, text, result("left"), result("replaced"), result("rehello"))}
+}
+
+// accept has send send n heartbeats until all of one go are taken in. None may be turned down.
+func (s *scene) accept(t *testing.T, n float64, send func()) {
+	t.Helper()
+	give := time.Now().Add(stack.Patience)
+	for before := tallied(t, s.plane.Admin); ; {
+		send()
+		awaitMetric(t, s.plane.Admin, heartbeats, before.done+n)
+		after := tallied(t, s.plane.Admin)
+		switch {
+		case after.turnedDown != before.turnedDown:
+			t.Fatalf("%v heartbeats were turned down", after.turnedDown-before.turnedDown)
+		case after.accepted == before.accepted+n:
+			return
+		case time.Now().After(give):
+			t.Fatalf("%v of %v heartbeats are taken in", after.accepted-before.accepted, n)
+		}
+		before = after
+	}
+}
+
 // metric is one figure of /metrics, or the sum of all with a name that has no labels; 0 when it isn't there yet.
 func metric(t testing.TB, api *stack.API, name string) float64 {
+	t.Helper()
+	return sum(t, metrics(t, api), name)
+}
+
+func metrics(t testing.TB, api *stack.API) []byte {
 	t.Helper()
 	status, body := api.Call(t, http.MethodGet, "/metrics", nil)
 	if status != http.StatusOK {
 		t.Fatalf("/metrics: %d", status)
 	}
-	sum := 0.0
+	return body
+}
+
+// sum adds up the figures of these names in what /metrics answered; see metric.
+func sum(t testing.TB, body []byte, names ...string) float64 {
+	t.Helper()
+	total := 0.0
 	for lines := bufio.NewScanner(bytes.NewReader(body)); lines.Scan(); {
 		line := lines.Text()
-		if !strings.HasPrefix(line, name+" ") && !strings.HasPrefix(line, name+"{") {
+		if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(line, name+" ") || strings.HasPrefix(line, name+"{") }) {
 			continue
 		}
 		v, err := strconv.ParseFloat(line[strings.LastIndex(line, " ")+1:], 64)
 		if err != nil {
 			t.Fatal(err)
 		}
-		sum += v
+		total += v
 	}
-	return sum
+	return total
 }
 
 // awaitMetric asks until the figure is want. A figure is a state, not an event, so it is asked for again after each answer.
