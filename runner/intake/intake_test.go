@@ -277,8 +277,9 @@ func TestWhoHasShakenHandsIsNotPutOut(t *testing.T) {
 		c.Link = func(_ context.Context, conn *tls.Conn, _ *runbusv1.LinkPreface, _ string) error {
 			deciding <- struct{}{}
 			<-goOn
-			taken <- conn
-			return link.Take(conn)
+			err := link.Take(conn)
+			taken <- conn // what the test closes has been answered
+			return err
 		}
 	})
 	answers := make(chan error, 2)
