@@ -17,6 +17,7 @@ import (
 	"os"
 
 	"github.com/org-runink/runbus/tests/bench/plane"
+	"github.com/org-runink/runbus/tests/bench/proc"
 )
 
 var roles = map[string]func() error{
@@ -27,7 +28,7 @@ func main() {
 	if len(os.Args) == 2 && roles[os.Args[1]] != nil {
 		exit(roles[os.Args[1]]())
 	}
-	var s settings
+	s := settings{out: proc.Out{W: os.Stdout}}
 	mib := flag.Int64("mib", 1024, "size of the result, MiB")
 	flag.IntVar(&s.pairs, "pairs", 7, "how often each is measured")
 	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of the product's processes")

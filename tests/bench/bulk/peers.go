@@ -108,7 +108,7 @@ func serveBare(l net.Listener) error {
 			return err
 		}
 		go func() {
-			defer c.Close()
+			defer func() { _ = c.Close() }()
 			var n int64
 			if binary.Read(c, binary.LittleEndian, &n) != nil {
 				return
@@ -149,7 +149,7 @@ func readBare(addr string, config *tls.Config, n int64) (int64, error) {
 	if err != nil {
 		return 0, err
 	}
-	defer c.Close()
+	defer func() { _ = c.Close() }()
 	if err := binary.Write(c, binary.LittleEndian, n); err != nil {
 		return 0, err
 	}

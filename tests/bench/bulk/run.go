@@ -14,6 +14,7 @@ import (
 
 // settings are the flags of one run.
 type settings struct {
+	out     proc.Out
 	bytes   int64
 	pairs   int
 	profile string
@@ -151,7 +152,7 @@ func bench(set settings) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, s.stop()) }()
-	fmt.Printf("%d MiB of random numbers in batches of 1 MiB; the runner's stream over TLS 1.3, zstd (fastest) left out where it gains nothing; read from the dispatcher inside the control plane, and by HTTP by a third process; Flight over TLS 1.3, uncompressed\n", set.bytes>>20)
+	set.out.Printf("%d MiB of random numbers in batches of 1 MiB; the runner's stream over TLS 1.3, zstd (fastest) left out where it gains nothing; read from the dispatcher inside the control plane, and by HTTP by a third process; Flight over TLS 1.3, uncompressed\n", set.bytes>>20)
 	if err := s.verify(64 << 20); err != nil {
 		return err
 	}
@@ -195,21 +196,21 @@ func bench(set settings) (err error) {
 			costs[path] = cost
 			rates[path] = append(rates[path], float64(t.Bytes)/1e6/t.Elapsed.Seconds())
 		}
-		fmt.Printf("pair %d: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n", i+1, rates["inside"][i], rates["product"][i], rates["flight"][i], rates["bare"][i])
+		set.out.Printf("pair %d: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n", i+1, rates["inside"][i], rates["product"][i], rates["flight"][i], rates["bare"][i])
 	}
 	if set.profile != "" {
 		if err := s.profile(set); err != nil {
 			return err
 		}
 	}
-	fmt.Printf("medians: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n",
+	set.out.Printf("medians: inside %.0f MB/s, by HTTP %.0f MB/s, Flight %.0f MB/s, bare TLS %.0f MB/s\n",
 		proc.Median(rates["inside"]), proc.Median(rates["product"]), proc.Median(rates["flight"]), proc.Median(rates["bare"]))
 	in, by, flight := costs["inside"], costs["product"], costs["flight"]
-	fmt.Printf("processor time of one: inside %.2f s (control plane with its caller %.2f, runner %.2f), by HTTP %.2f s (control plane %.2f, runner %.2f, caller %.2f), Flight %.2f s (source %.2f, caller %.2f)\n",
+	set.out.Printf("processor time of one: inside %.2f s (control plane with its caller %.2f, runner %.2f), by HTTP %.2f s (control plane %.2f, runner %.2f, caller %.2f), Flight %.2f s (source %.2f, caller %.2f)\n",
 		in[0]+in[1], in[0], in[1], by[0]+by[1]+by[2], by[0], by[1], by[2], flight[2]+flight[3], flight[3], flight[2])
-	fmt.Printf("over Flight (bar 0.65): inside %.2f, by HTTP %.2f; over bare TLS: inside %.2f, by HTTP %.2f: medians of the pairs\n",
+	set.out.Printf("over Flight (bar 0.65): inside %.2f, by HTTP %.2f; over bare TLS: inside %.2f, by HTTP %.2f: medians of the pairs\n",
 		ratio(rates["inside"], rates["flight"]), ratio(rates["product"], rates["flight"]), ratio(rates["inside"], rates["bare"]), ratio(rates["product"], rates["bare"]))
-	fmt.Printf("peak resident memory for %d MiB and for %d MiB: control plane %d and %d MiB, runner %d and %d, caller %d and %d\n", set.bytes/smallPart>>20, set.bytes>>20,
+	set.out.Printf("peak resident memory for %d MiB and for %d MiB: control plane %d and %d MiB, runner %d and %d, caller %d and %d\n", set.bytes/smallPart>>20, set.bytes>>20,
 		part.plane>>20, whole.plane>>20, part.runner>>20, whole.runner>>20, part.caller>>20, whole.caller>>20)
 	return nil
 }

@@ -26,6 +26,7 @@ import (
 	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/runner/source"
 	"github.com/org-runink/runbus/schemas"
+	"github.com/org-runink/runbus/tests/bench/proc"
 )
 
 // The roles of child processes: the product's runner, which has one of Go's processors while that is enough, and the runner's side of the
@@ -70,7 +71,7 @@ func startChild(p *plane, role, dir, journal string) (*child, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &child{cmd: exec.Command(exe, role)}
+	c := &child{cmd: exec.Command(exe, role)} //nolint:gosec,noctx // this program itself; stop ends it
 	c.cmd.Env = append(os.Environ(), "RUNNER_ENROLL_ADDR="+p.server.Addr(), "RUNNER_ENROLL_TOKEN="+p.token, "RUNNER_ENROLL_CA="+p.caFile,
 		"RUNNER_ID="+runnerID, "RUNNER_CONCURRENCY=1024", "RUNNER_JOURNAL="+journal,
 		"CORE_RUNNER_STATE_DIR="+filepath.Join(dir, "runner"), "BENCH_TWIN="+p.grpc.addr)
@@ -179,9 +180,12 @@ func runControls() error {
 	return serve(&result, failed)
 }
 
+// say is what the parent reads.
+var say = proc.Out{W: os.Stdout}
+
 // serve obeys the parent until that closes the input, or something has failed.
 func serve(result *atomic.Pointer[[]byte], failed <-chan error) error {
-	fmt.Println("ready")
+	say.Printf("ready\n")
 	ended := make(chan struct{})
 	go func() { obey(os.Stdin, result); close(ended) }()
 	select {
@@ -230,7 +234,7 @@ func obey(in io.Reader, result *atomic.Pointer[[]byte]) {
 				answer = err.Error()
 			}
 		}
-		fmt.Println(answer)
+		say.Printf("%s\n", answer)
 	}
 }
 

@@ -3,16 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"time"
 
 	"github.com/org-runink/runbus/cp/registry"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
+	"github.com/org-runink/runbus/tests/bench/proc"
 )
 
 // fleet measures the product's path with one runner registered and with n more, by id and by name.
-func (m meter) fleet(ctx context.Context, out io.Writer, p *plane, n int) error {
+func (m meter) fleet(ctx context.Context, out proc.Out, p *plane, n int) error {
 	const inFlight = 16
 	measure := func() (byID []figures, err error) {
 		for range m.settings.repeat {
@@ -56,7 +56,7 @@ func (m meter) fleet(ctx context.Context, out io.Writer, p *plane, n int) error 
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(out, "\n%d runners registered against one, %d in flight: CPU a dispatch %s against %s, ratio %.2f; throughput ratio %.2f\n", n, inFlight,
+	out.Printf("\n%d runners registered against one, %d in flight: CPU a dispatch %s against %s, ratio %.2f; throughput ratio %.2f\n", n, inFlight,
 		micro(median(many, cpu)), micro(median(few, cpu)), median(many, cpu)/median(few, cpu), median(many, perSecond)/median(few, perSecond))
 	return nil
 }

@@ -90,7 +90,7 @@ func run(ctx context.Context, s settings) (err error) {
 	if err != nil {
 		return err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	p, err := startPlane(ctx, dir, log)
 	if err != nil {
 		return err
@@ -112,7 +112,7 @@ func run(ctx context.Context, s settings) (err error) {
 		return err
 	}
 	out := tables(s.json)
-	fmt.Fprintf(out, "assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes a path, %s a repetition, %d repetitions, the runner's journal %s\n"+
+	out.Printf("assignment %d bytes, result %d bytes (an Arrow stream with 1024 bytes in one row), TLS 1.3, two processes a path, %s a repetition, %d repetitions, the runner's journal %s\n"+
 		"product: its runner has one of Go's processors while that is enough, as core-runner; raw and gRPC: Go's default\n\n",
 		sizes.assignment, sizes.result, s.span, s.repeat, s.journal)
 	all := map[string]path{}
@@ -123,7 +123,7 @@ func run(ctx context.Context, s settings) (err error) {
 		case "raw":
 			all[name], err = p.raw(sizes)
 		case "grpc":
-			all[name], err = p.grpc.dispatch(ctx, p)
+			all[name], err = p.grpc.dispatch(ctx)
 		default:
 			err = fmt.Errorf("-paths: no %q", name)
 		}

@@ -3,10 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"os"
 	"slices"
 	"time"
+
+	"github.com/org-runink/runbus/tests/bench/proc"
 )
 
 // report is what one run has measured. Times are in microseconds.
@@ -42,18 +43,18 @@ type ratios struct {
 }
 
 // tables is where tables go.
-func tables(json bool) io.Writer {
+func tables(json bool) proc.Out {
 	if json {
-		return os.Stderr
+		return proc.Out{W: os.Stderr}
 	}
-	return os.Stdout
+	return proc.Out{W: os.Stdout}
 }
 
 // compare measures the paths in turns and prints the tables.
-func (m meter) compare(ctx context.Context, out io.Writer, paths map[string]path) (*report, error) {
+func (m meter) compare(ctx context.Context, out proc.Out, paths map[string]path) (*report, error) {
 	names := m.settings.paths
 	r := &report{Span: m.settings.span.String(), Repeat: m.settings.repeat}
-	fmt.Fprintf(out, "%-9s %-8s %12s %10s %10s %14s %14s %9s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner", "messages")
+	out.Printf("%-9s %-8s %12s %10s %10s %14s %14s %9s\n", "in flight", "path", "dispatches/s", "p50", "p99", "CPU/dispatch", "of it runner", "messages")
 	for _, level := range m.settings.levels {
 		of := map[string][]figures{}
 		for i := range m.settings.repeat {
@@ -69,7 +70,7 @@ func (m meter) compare(ctx context.Context, out io.Writer, paths map[string]path
 		for _, name := range names {
 			one := summary(level, name, of[name])
 			r.Medians = append(r.Medians, one)
-			fmt.Fprintf(out, "%-9d %-8s %12.0f %7.0f us %7.0f us %11.1f us %11.1f us %9.2f\n",
+			out.Printf("%-9d %-8s %12.0f %7.0f us %7.0f us %11.1f us %11.1f us %9.2f\n",
 				level, name, one.PerSecond, one.P50, one.P99, one.CPU, one.RunnerCPU, one.Messages)
 			if product := of[productPath]; name != productPath && product != nil {
 				r.Ratios = append(r.Ratios, against(level, name, product, of[name]))
@@ -86,10 +87,10 @@ func (m meter) compare(ctx context.Context, out io.Writer, paths map[string]path
 	if len(r.Ratios) == 0 {
 		return r, nil
 	}
-	fmt.Fprintf(out, "\nproduct against the others: medians of the ratios of one repetition\n%-9s %-8s %12s %10s %10s %14s\n",
+	out.Printf("\nproduct against the others: medians of the ratios of one repetition\n%-9s %-8s %12s %10s %10s %14s\n",
 		"in flight", "against", "throughput", "p50", "p99", "CPU/dispatch")
 	for _, a := range r.Ratios {
-		fmt.Fprintf(out, "%-9d %-8s %12.2f %10.2f %10.2f %14.2f\n", a.InFlight, a.Path, a.Throughput, a.P50, a.P99, a.CPU)
+		out.Printf("%-9d %-8s %12.2f %10.2f %10.2f %14.2f\n", a.InFlight, a.Path, a.Throughput, a.P50, a.P99, a.CPU)
 	}
 	return r, nil
 }

@@ -40,7 +40,7 @@ func startTwin(certFile, keyFile string) (*twin, error) {
 	if err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	l, err := net.Listen("tcp", "127.0.0.1:0") //nolint:noctx // loopback, at once
 	if err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (t *twin) attach(s grpc.ServerStream) error {
 }
 
 // dispatch is the twin's path.
-func (t *twin) dispatch(ctx context.Context, p *plane) (path, error) {
+func (t *twin) dispatch(ctx context.Context) (path, error) {
 	select {
 	case <-t.attached:
 	case <-ctx.Done():
@@ -122,7 +122,7 @@ func attachRunner(ctx context.Context, addr string, config *tls.Config, result *
 	if err != nil {
 		return err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 	s, err := conn.NewStream(ctx, &attachDesc, attachMethod)
 	if err != nil {
 		return err

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"sync"
@@ -55,7 +56,7 @@ authorization { user: %q, password: %q }`, s.Addr, s.Cert, s.Key, floorUser, flo
 	}
 	ns.Start()
 	if !ns.ReadyForConnections(10 * time.Second) {
-		return fmt.Errorf("the floor's server does not listen")
+		return errors.New("the floor's server does not listen")
 	}
 	err = proc.Serve(nil, nil)
 	ns.Shutdown()

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"path/filepath"
 	"time"
 
@@ -74,13 +73,13 @@ func (h held) bar() float64 {
 }
 
 func (h held) print(s settings) {
-	fmt.Printf("control-plane memory, resident, more than without runners: %.1f KiB a runner %s after the last enrolled", h.settled/1024, settle)
+	s.out.Printf("control-plane memory, resident, more than without runners: %.1f KiB a runner %s after the last enrolled", h.settled/1024, settle)
 	if h.mean > 0 {
-		fmt.Printf("; from %s to %s later %.1f on average (bar 80), %.1f at most", s.rest/2, s.rest, h.mean/1024, h.most/1024)
+		s.out.Printf("; from %s to %s later %.1f on average (bar 80), %.1f at most", s.rest/2, s.rest, h.mean/1024, h.most/1024)
 	}
 	// A difference, which may be negative.
 	each := func(bytes uint64) float64 { return float64(int64(bytes)) / h.runners / 1024 }
 	c := h.classes
-	fmt.Printf("\n  of it, at the end: objects %.1f, room between them %.1f, free %.1f, stacks %.1f, the runtime's own %.1f KiB\n",
+	s.out.Printf("\n  of it, at the end: objects %.1f, room between them %.1f, free %.1f, stacks %.1f, the runtime's own %.1f KiB\n",
 		each(c.Objects), each(c.Unused), each(c.Free), each(c.Stacks), each(c.Other))
 }

@@ -31,7 +31,7 @@ func main() {
 	if len(os.Args) == 2 && roles[os.Args[1]] != nil {
 		exit(roles[os.Args[1]]())
 	}
-	var s settings
+	s := settings{out: proc.Out{W: os.Stdout}}
 	flag.IntVar(&s.runners, "runners", 5000, "how many runners")
 	flag.IntVar(&s.sites, "sites", 50, "service-account keys, shared out among the runners: one for each site or rollout")
 	flag.IntVar(&s.together, "together", 128, "runners that are under way at once at the first start; what a restart brings is not held back")

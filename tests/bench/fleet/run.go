@@ -17,6 +17,7 @@ import (
 type settings struct {
 	runners, sites, together, repeat, beats int
 	floor                                   bool
+	out                                     proc.Out
 	rest                                    time.Duration
 	profile                                 string
 }
@@ -37,7 +38,7 @@ type figures struct {
 
 // bench does it all and prints.
 func bench(ctx context.Context, s settings) error {
-	fmt.Printf("%d runners (runner.Agent) of %d service-account keys in one process, the control plane in another, TLS 1.3; %d under way at once at the first start\n",
+	s.out.Printf("%d runners (runner.Agent) of %d service-account keys in one process, the control plane in another, TLS 1.3; %d under way at once at the first start\n",
 		s.runners, s.sites, s.together)
 	var all []figures
 	for range s.repeat {
@@ -49,7 +50,7 @@ func bench(ctx context.Context, s settings) error {
 		all = append(all, f)
 	}
 	if s.repeat > 1 {
-		printMedians(all)
+		s.printMedians(all)
 	}
 	return nil
 }
@@ -64,7 +65,7 @@ func once(ctx context.Context, s settings) (f figures, err error) {
 	if err != nil {
 		return f, err
 	}
-	defer os.RemoveAll(dir)
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
 	p, err := plane.Start(filepath.Join(dir, "plane"))
 	if err != nil {
 		return f, err

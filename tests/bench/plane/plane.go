@@ -87,8 +87,7 @@ func FreeAddress() (string, error) {
 	for tries := 0; ; tries++ {
 		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", 10_000+rand.IntN(22_000))) //nolint:noctx,gosec // loopback, at once; no secret
 		if err == nil {
-			defer l.Close()
-			return l.Addr().String(), nil
+			return l.Addr().String(), l.Close()
 		}
 		if tries == 100 {
 			return "", err
