@@ -34,7 +34,7 @@ type Server struct {
 
 	webSocket bool // there is such a listener
 	gate      *gate
-	ops       *server.Account // of this start for good: the configuration is not loaded again
+	watchers  watchers
 
 	mu      sync.Mutex
 	stopped bool
@@ -84,7 +84,7 @@ func Start(c Config) (*Server, error) {
 		s.Shutdown()
 		return nil, err
 	}
-	if s.ops, err = ns.LookupAccount("OPS"); err != nil {
+	if s.watchers.ops, err = ns.LookupAccount("OPS"); err != nil {
 		s.Shutdown()
 		return nil, fmt.Errorf("find the account of ops: %w", err)
 	}
@@ -183,6 +183,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect the user %s in process: %w", u, err)
 	}
 	s.conns = append(slices.DeleteFunc(s.conns, (*nats.Conn).IsClosed), nc)
+	s.watchers.admit(u, nc)
 	return nc, nil
 }
 
@@ -204,10 +205,6 @@ func hostOf(address string) string {
 	}
 	return u.Host
 }
-
-// Watched reports whether anybody in account OPS, here or at another server of the cluster, subscribes a subject that is not
-// imported there.
-func (s *Server) Watched(subject string) bool { return s.ops.SubscriptionInterest(subject) }
 
 // ID is the server's id: what `$SYS.REQ.SERVER.<id>.KICK` names, another one at each start.
 func (s *Server) ID() string { return s.ns.ID() }

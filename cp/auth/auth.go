@@ -86,6 +86,7 @@ type Auth struct {
 	audit *audit.Log
 	log   *slog.Logger
 	now   func() time.Time
+	real  bool // now is time.Now
 
 	all      *jetstream.Table[record]
 	tenants  *jetstream.Table[tenantRecord]
@@ -107,11 +108,12 @@ func New(ctx context.Context, d Deps) (*Auth, error) {
 	if d.Log == nil {
 		d.Log = slog.Default()
 	}
-	if d.Now == nil {
+	realTime := d.Now == nil
+	if realTime {
 		d.Now = time.Now
 	}
 	a := &Auth{
-		audit: d.Audit, log: d.Log, now: d.Now,
+		audit: d.Audit, log: d.Log, now: d.Now, real: realTime,
 		all:      jetstream.TableOf[record](d.Store, jetstream.Identities),
 		tenants:  jetstream.TableOf[tenantRecord](d.Store, jetstream.Identities),
 		people:   jetstream.TableOf[personRecord](d.Store, jetstream.Identities),

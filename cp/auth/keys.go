@@ -190,6 +190,9 @@ func (a *Auth) KeyChanges() uint64 { return a.dir.changes.Load() }
 // Expired reports whether a key that ends at this time has, by the clock of KeyByPublic.
 func (a *Auth) Expired(end time.Time) bool { return !a.now().Before(end) }
 
+// RealTime reports whether that clock is time.Now.
+func (a *Auth) RealTime() bool { return a.real }
+
 // OnKeyRevoked has fn called for every revocation that this replica sees from now on, wherever it was made, once a key.
 // fn must not block; it may run concurrently with itself.
 func (a *Auth) OnKeyRevoked(fn func(Key)) { a.dir.subscribeRevoked(fn) }

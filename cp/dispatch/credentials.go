@@ -31,7 +31,8 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 	if err != nil {
 		return err
 	}
-	if err := d.d.Audit.Record(durable, run.brief("credential.read", "ok", d.d.Now(), details[:]).Event()); err != nil {
+	read := run.brief("credential.read", "ok", d.d.Now(), details[:])
+	if err := d.d.Audit.Record(durable, read.Event()); err != nil {
 		return schemas.Wrap(schemas.CodeUnavailable, err, "the credentials were not read: that could not be recorded in the audit log").
 			WithHint("try again when /readyz is ready")
 	}

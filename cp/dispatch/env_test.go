@@ -166,7 +166,7 @@ func (s *sink) Accepted(a dispatch.Accepted) error {
 func (s *sink) Progress(u *runbusv1.RunFetchUpdate) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.progress = append(s.progress, u)
+	s.progress = append(s.progress, proto.CloneOf(u))
 	return nil
 }
 

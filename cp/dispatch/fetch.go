@@ -112,7 +112,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
 				}
 				run.stream.receiver.Done(f)
-				d.noteStart(run, at)
+				d.begun(run)
 				return nil
 			case *runbusv1.RunnerWorkResult:
 				return ended(d.resultEnding(run, f, false))

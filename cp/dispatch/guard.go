@@ -46,8 +46,8 @@ func (d *Dispatcher) mind() {
 	}
 }
 
-// look wakes the dispatches that are out of time, or whose caller has gone, and gives a guard to those whose sink does not return. It returns false when
-// nothing runs.
+// look wakes the dispatches that are out of time, or whose caller has gone, gives a guard to those whose sink does not return, and has the
+// audit told of those that have run for a while. It returns false when nothing runs.
 func (d *Dispatcher) look() bool {
 	now, tick := d.clock(), d.ticks.Add(1)
 	d.coarse.Store(now)
@@ -60,9 +60,22 @@ func (d *Dispatcher) look() bool {
 		if since := r.calling.Load(); since > 0 && tick-since > 1 {
 			d.protect(r, since)
 		}
+		if since := r.unsaid.Load(); since > 0 && tick-since > 1 {
+			d.tellStart(r)
+		}
 	}
 	d.minding = len(d.running) > 0
 	return d.minding
+}
+
+// tellStart has the audit told that a run was accepted, unless it has ended.
+func (d *Dispatcher) tellStart(r *run) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unsaid.Load() > 0 {
+		r.unsaid.Store(0)
+		d.noteStart(r)
+	}
 }
 
 func closed(c <-chan struct{}) bool {
@@ -77,7 +90,7 @@ func closed(c <-chan struct{}) bool {
 // guard looks at what may end a run while its sink is being called, and ends it then. A caller who doesn't take what comes thus
 // can't keep a deadline or a cancel from reaching the runner.
 type guard struct {
-	sink    Sink          // that is being called
+	sink    Sink          // of the run
 	over    chan struct{} // closed when the call has returned
 	verdict chan *ending  // then comes how the run ended in between, nil if it did not
 }
@@ -87,10 +100,7 @@ type guard struct {
 const guarded = -1
 
 // called is to be called before a call of the sink, and returned after it.
-func (d *Dispatcher) called(run *run, sink Sink) {
-	run.guard.sink = sink
-	run.calling.Store(d.ticks.Load())
-}
+func (d *Dispatcher) called(run *run) { run.calling.Store(d.ticks.Load()) }
 
 // returned returns how the run ended during the call, nil if it did not.
 func (r *run) returned() *ending {

@@ -64,7 +64,7 @@ func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers) (*me
 }
 
 // count adds one ended run.
-func (m *metrics) count(run *run, o Outcome) {
+func (m *metrics) count(run *run, o *Outcome) {
 	ended, duration := m.completed, m.completedIn
 	if o.Err != nil {
 		ended, duration = m.ended.WithLabelValues(o.Code, string(o.Err.Code)), m.duration.WithLabelValues(o.Code)

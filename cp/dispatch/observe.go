@@ -63,7 +63,7 @@ func (r *run) timeline() trace.Timeline {
 const maxNamed = 64
 
 // conclude ends the timeline and the span of a run. It comes when the outcome is complete.
-func (r *run) conclude(o Outcome) {
+func (r *run) conclude(o *Outcome) {
 	if r.live == nil && r.span == nil {
 		return
 	}
@@ -116,6 +116,7 @@ func (r *run) note(phase, text string) {
 // end adds the last steps: when the last rows came, and the end by the outcome's name.
 func (r *run) end(outcome, by string) {
 	r.mu.Lock()
+	r.unsaid.Store(0) // the minder notes no start behind the end
 	r.ended = r.now()
 	if outcome == OutcomeCompleted && !r.lastRow.IsZero() {
 		r.phases = append(r.phases, PhaseAt{Phase: trace.PhaseLastRow, At: r.lastRow, By: r.there})

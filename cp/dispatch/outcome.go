@@ -135,9 +135,9 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 	}
 	o.Phases = slices.Clone(run.phases) // nothing is added any more
 	run.completed = end.code == OutcomeCompleted
-	run.conclude(o)
-	d.record(run, o)
-	d.metrics.count(run, o)
+	run.conclude(&o)
+	d.record(run, &o)
+	d.metrics.count(run, &o)
 	return o
 }
 
@@ -155,18 +155,31 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 	}
 }
 
-// noteStart audits that a runner accepted a dispatch; if it ends before that is written, its end tells it. A dispatch that reads a
-// credential is made durable by the record of that, which comes behind it in the same log.
-func (d *Dispatcher) noteStart(run *run, at time.Time) {
-	details := append(run.details[:0], audit.Detail{Name: "chosen", Value: chosen}, audit.Detail{Name: "runner", Value: run.runner.Ref.Runner}, run.source())
-	d.d.Audit.Begin(&run.opening, run.brief("dispatch.start", "ok", at, details))
+// begun sees to it that the audit tells that a runner accepted a dispatch. One that ends soon tells it with its end; of one that does not,
+// the minder notes the start, within the time for which such a note waits to be written. A dispatch that reads a credential is made
+// durable by the record of that, which comes behind its start in the same log.
+func (d *Dispatcher) begun(run *run) {
+	if len(run.secrets) > 0 {
+		run.mu.Lock()
+		defer run.mu.Unlock()
+		d.noteStart(run)
+		return
+	}
+	run.unsaid.Store(d.ticks.Load())
+}
+
+// noteStart audits that a runner accepted a dispatch; if it ends before that is written, its end tells it. run.mu is held.
+func (d *Dispatcher) noteStart(run *run) {
+	details := [...]audit.Detail{{Name: "chosen", Value: chosen}, {Name: "runner", Value: run.runner.Ref.Runner}, run.source()}
+	brief := run.brief("dispatch.start", "ok", run.acceptedAt, details[:])
+	d.d.Audit.Begin(&run.opening, &brief)
 }
 
 // chosen is how the runner of a fetch is chosen (SPEC D8).
 const chosen = "for this action"
 
 // record audits the end of a run. Only one that read a credential is waited for (SPEC R8).
-func (d *Dispatcher) record(run *run, o Outcome) {
+func (d *Dispatcher) record(run *run, o *Outcome) {
 	outcome, runner := "ok", o.RunnerID
 	if runner == "" && schemas.ValidRunnerID(run.named) == nil {
 		runner = run.named
@@ -196,26 +209,24 @@ func (d *Dispatcher) record(run *run, o Outcome) {
 	if o.Code == OutcomeRefused || !accepted {
 		action = "dispatch.refuse"
 	}
-	brief := run.brief(action, outcome, run.ended, append(details, run.source()))
+	run.event = run.brief(action, outcome, run.ended, append(details, run.source()))
 	if !run.credentialsRead {
-		d.d.Audit.End(&run.opening, brief)
+		d.d.Audit.End(&run.opening, &run.event)
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
-	if err := d.d.Audit.Record(ctx, brief.Event()); err != nil {
+	if err := d.d.Audit.Record(ctx, run.event.Event()); err != nil {
 		d.d.Log.Error("the end of a dispatch is not in the audit log", "dispatch", run.id, "error", err)
 	}
 }
 
-// brief is an audit event about the run, until it is called again. It holds no setting, query or secret. A last detail without a name
-// is left out.
-func (r *run) brief(action, outcome string, at time.Time, details []audit.Detail) *audit.Brief {
+// brief is an audit event about the run. It holds no setting, query or secret. A last detail without a name is left out.
+func (r *run) brief(action, outcome string, at time.Time, details []audit.Detail) audit.Brief {
 	if last := len(details) - 1; details[last].Name == "" {
 		details = details[:last]
 	}
-	r.event = audit.Brief{At: at, Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
-	return &r.event
+	return audit.Brief{At: at, Tenant: r.caller.Tenant, Actor: r.actor, Action: action, Subject: r.subject, Outcome: outcome, Details: details}
 }
 
 // source is the kind of the run's source as a detail, without a name if it is none of ours.

@@ -91,6 +91,7 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 // D2, D15). It returns how the run ended; the sink is not called any more then.
 func (d *Dispatcher) relay(run *run, sink Sink) ending {
 	run.dueAt(run.endsAt)
+	run.guard.sink = sink
 	defer run.sum.Close()
 	if end := d.tell(run, sink, nil); end != nil {
 		return *end
@@ -141,7 +142,8 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		}
 		return d.tell(run, sink, f)
 	case *runbusv1.RunnerWorkResult:
-		return ended(d.resultEnding(run, f, true))
+		run.over = d.resultEnding(run, f, true)
+		return &run.over
 	case nil:
 		if isNoResponders(a.err) {
 			return nil // of an assignment that was published again, and overtaken by its acceptance
@@ -160,13 +162,9 @@ func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunnerWor
 	if at.IsZero() {
 		at = r.now()
 	}
-	parts := &struct {
-		update runbusv1.RunFetchUpdate
-		at     timestamppb.Timestamp
-	}{}
-	parts.at.Seconds, parts.at.Nanos = at.Unix(), int32(at.Nanosecond())
-	u := &parts.update
-	u.Phase, u.Rows, u.Bytes, u.At = runbusv1.Phase_PHASE_STREAMING, first.GetRows(), first.GetBytes(), &parts.at
+	r.updateAt.Seconds, r.updateAt.Nanos = at.Unix(), int32(at.Nanosecond())
+	u := &r.update
+	u.Phase, u.Rows, u.Bytes, u.At = runbusv1.Phase_PHASE_STREAMING, first.GetRows(), first.GetBytes(), &r.updateAt
 	r.progress.Update = u
 	return &r.progress
 }
@@ -174,7 +172,7 @@ func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunnerWor
 // tell has the caller take a frame, nil for the acceptance, and consumes it. It returns how the run ended if that was meanwhile, or
 // because the caller has gone.
 func (d *Dispatcher) tell(run *run, sink Sink, frame bus.Frame) *ending {
-	d.called(run, sink)
+	d.called(run)
 	var err error
 	switch f := frame.(type) {
 	case *runbusv1.RunnerWorkChunk:

@@ -8,6 +8,7 @@ import (
 
 	"github.com/oklog/ulid/v2"
 	oteltrace "go.opentelemetry.io/otel/trace"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cp/audit"
@@ -34,16 +35,19 @@ type run struct {
 	nudge     func()       // receiver.Nudge
 	watch     registry.Watch
 	opening   audit.Opening
-	event     audit.Brief                 // memory for what brief returns
+	event     audit.Brief                 // memory for that of its end
 	details   [8]audit.Detail             // …and for its details
 	body      []byte                      // …and for the assignment
-	progress  runbusv1.RunnerWorkProgress // …and for the one that the first chunk stands for; its update is the caller's
+	progress  runbusv1.RunnerWorkProgress // …and for the one that the first chunk stands for,
+	update    runbusv1.RunFetchUpdate     // …its update,
+	updateAt  timestamppb.Timestamp       // …and its time
 	lastThere string                      // there, of this run or the one before
 
 	asked   atomic.Bool  // Cancel or Close asks it to stop
 	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
 	wakeAt  atomic.Int64 // time at which it is to be woken: due or lingers; 0 for none
 	calling atomic.Int64 // see called
+	unsaid  atomic.Int64 // tick at which it was accepted, while the audit is not told of that; what sets it to 0 holds mu
 	guard   guard
 
 	mu    sync.Mutex // guards what Running and the timeline show; and all facts, when they are another's
@@ -81,6 +85,7 @@ type facts struct {
 	why             string      // for the timeline: what a run that did not get on waited for
 
 	stream   stream
+	over     ending          // memory for how the runner says that it ended
 	sum      bus.Digest      // over the chunks that were relayed
 	gone     <-chan struct{} // closed when the caller has gone; stays as it is from enter on
 	hadGuard bool            // a call of the sink had one

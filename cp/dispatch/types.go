@@ -34,6 +34,7 @@ type Request struct {
 // ended or Abandon was called.
 type Sink interface {
 	Accepted(Accepted) error
+	// Progress is told how far the fetch is. The update is only lent, until the method returns.
 	Progress(*runbusv1.RunFetchUpdate) error
 	// Chunk takes the next piece of the Arrow IPC stream; it may keep the bytes. While it blocks, the runner is held back.
 	Chunk(arrowIPC []byte) error

@@ -17,6 +17,10 @@ import (
 // mostAnswers is how many answers are kept; then all are dropped.
 const mostAnswers = 4096
 
+// believed is for how long an answer that held is taken to hold without a look at the clocks, as long as nothing changes: what time alone
+// changes is a matter of seconds.
+const believed = 20 * time.Millisecond
+
 // answers are those that Named has found. The zero value is ready. Safe for concurrent use.
 type answers struct {
 	// meanings counts what changes the runners that a name may mean: which there are, and their names.
@@ -35,6 +39,8 @@ type answer struct {
 	meanings, roster, keys uint64
 	fresh                  time.Time // by Deps.Now: until then, that included, no heartbeat is late
 	keyEnds                time.Time // by the clock of auth: then a key expires
+
+	until atomic.Int64 // time, by Registry.clock, until which it is believed
 }
 
 func (s *answers) get(key nameKey) *answer {
@@ -52,9 +58,9 @@ func (s *answers) put(key nameKey, a *answer) {
 	s.known[key] = a
 }
 
-// holds reports whether a is what would be found now.
-func (a *answer) holds(r *Registry, now time.Time) bool {
-	if a.meanings != r.answers.meanings.Load() || a.roster != r.d.Roster.Changes() || a.keys != r.d.Auth.KeyChanges() || now.After(a.fresh) {
+// unchanged reports whether all that a was made of is as it was.
+func (a *answer) unchanged(r *Registry) bool {
+	if a.meanings != r.answers.meanings.Load() || a.roster != r.d.Roster.Changes() || a.keys != r.d.Auth.KeyChanges() {
 		return false
 	}
 	for i, rn := range a.of {
@@ -62,20 +68,36 @@ func (a *answer) holds(r *Registry, now time.Time) bool {
 			return false
 		}
 	}
-	return a.keyEnds.IsZero() || !r.d.Auth.Expired(a.keyEnds)
+	return true
 }
+
+// holds reports whether a is what would be found now.
+func (a *answer) holds(r *Registry, now time.Time) bool {
+	return a.unchanged(r) && !now.After(a.fresh) && (a.keyEnds.IsZero() || !r.d.Auth.Expired(a.keyEnds))
+}
+
+// clock is a monotonic time.
+func (r *Registry) clock() int64 { return int64(time.Since(r.began)) }
 
 // Named is every runner of tenant that name may mean, by id: `console`, or the dialled runner whose id or registered name it is,
 // else the outbound ones whose id or claimed name it is. A process that claims a name thus never gets the work of a runner that
 // people gave this name. It costs the same whatever the size of the fleet, and fails as Snapshot does. What it returns may be another's,
 // too: it must not be changed.
 func (r *Registry) Named(tenant, name string) ([]Candidate, error) {
+	key, clock := nameKey{tenant, name}, r.clock()
+	kept := r.answers.get(key)
+	if kept != nil && clock < kept.until.Load() && kept.unchanged(r) {
+		return kept.list, nil
+	}
 	if err := r.Readable(); err != nil {
 		return nil, err
 	}
-	key, now := nameKey{tenant, name}, r.d.Now()
-	if a := r.answers.get(key); a != nil && a.holds(r, now) {
-		return a.list, nil
+	now := r.d.Now()
+	if kept != nil && kept.holds(r, now) {
+		if r.realTime {
+			kept.until.Store(clock + int64(believed))
+		}
+		return kept.list, nil
 	}
 	// The counts first: what changes while it is looked up makes the answer one that doesn't hold.
 	a := &answer{meanings: r.answers.meanings.Load(), roster: r.d.Roster.Changes(), keys: r.d.Auth.KeyChanges()}

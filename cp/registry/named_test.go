@@ -41,7 +41,12 @@ func asListed(t *testing.T, s *rt.Stack, after, name string) []registry.Candidat
 }
 
 func TestAnAnswerIsKeptWhileItHolds(t *testing.T) {
-	s := rt.Start(t, nil)
+	t.Run("by the clock of a test", func(t *testing.T) { answerIsKept(t, rt.Start(t, nil)) })
+	t.Run("in real time", func(t *testing.T) { answerIsKept(t, rt.StartInRealTime(t, nil)) })
+}
+
+func answerIsKept(t *testing.T, s *rt.Stack) {
+	t.Helper()
 	key := s.Mint(t, s.Admin, "edge")
 	r := s.Enrol(t, key, "edge-1")
 	fit := func(after string) {

@@ -107,6 +107,8 @@ type Registry struct {
 
 	handovers handovers
 	answers   answers
+	began     time.Time // of clock
+	realTime  bool      // no clock of a test: Deps.Now, and that of auth
 
 	mu       sync.Mutex // never held while calling out
 	closed   bool
@@ -132,11 +134,14 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 	d.Grace = cmp.Or(d.Grace, 15*time.Second)
 	d.Replica = cmp.Or(d.Replica, schemas.NewID())
 	d.Log = cmp.Or(d.Log, slog.Default())
+	realTime := d.Now == nil && d.Auth.RealTime()
 	if d.Now == nil {
 		d.Now = time.Now
 	}
 	r := &Registry{
 		d:          d,
+		began:      time.Now(),
+		realTime:   realTime,
 		heartbeats: jetstream.TableOf[Record](d.Store, jetstream.Heartbeats),
 		known:      jetstream.TableOf[Known](d.Store, jetstream.Known),
 		sealing:    jetstream.TableOf[sealingKey](d.Store, jetstream.SealingKeys),

@@ -76,12 +76,26 @@ type Stack struct {
 	Metrics  *prometheus.Registry
 	Admin    auth.Principal // of Tenant
 	Stranger auth.Principal // admin of Other
+
+	now func() time.Time // that of Clock; nil: the real one
 }
 
 // Start starts a stack that ends with the test. configure, which may be nil, changes the registry's Deps.
 func Start(t testing.TB, configure func(*registry.Deps)) *Stack {
 	t.Helper()
-	s := &Stack{Bus: bustest.Start(t), Clock: &Clock{}, Metrics: prometheus.NewRegistry()}
+	clock := &Clock{}
+	return start(t, &Stack{Clock: clock, now: clock.Now}, configure)
+}
+
+// StartInRealTime is Start of a stack without a Clock: its parts ask time.Now, as they do where they are not tested.
+func StartInRealTime(t testing.TB, configure func(*registry.Deps)) *Stack {
+	t.Helper()
+	return start(t, &Stack{}, configure)
+}
+
+func start(t testing.TB, s *Stack, configure func(*registry.Deps)) *Stack {
+	t.Helper()
+	s.Bus, s.Metrics = bustest.Start(t), prometheus.NewRegistry()
 	ctx, cancel := context.WithCancel(context.Background())
 	var err error
 	s.Store, err = jetstream.Open(ctx, s.Conn(t, embedded.UserSec), jetstream.Options{Fresh: true, Log: s.Log})
@@ -90,10 +104,10 @@ func Start(t testing.TB, configure func(*registry.Deps)) *Stack {
 	s.Audit, err = audit.New(ctx, s.Store, "test", s.Log)
 	Must(t, err)
 	s.background(t, "audit log", cancel, func() error { return s.Audit.Run(ctx) })
-	s.Auth, err = auth.New(ctx, auth.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now})
+	s.Auth, err = auth.New(ctx, auth.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.now})
 	Must(t, err)
 	t.Cleanup(s.Auth.Close)
-	s.Roster, err = roster.New(ctx, roster.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now})
+	s.Roster, err = roster.New(ctx, roster.Deps{Store: s.Store, Audit: s.Audit, Log: s.Log, Now: s.now})
 	Must(t, err)
 	t.Cleanup(s.Roster.Close)
 	s.Admin, s.Stranger = s.tenant(t, Tenant), s.tenant(t, Other)
@@ -107,7 +121,7 @@ func (s *Stack) Replica(t testing.TB, configure func(*registry.Deps)) *registry.
 	t.Helper()
 	d := registry.Deps{
 		Store: s.Store, Serve: bus.NewConn(s.Conn(t, embedded.UserServe)), Sys: s.Conn(t, embedded.UserSys),
-		Auth: s.Auth, Roster: s.Roster, Audit: s.Audit, Log: s.Log, Now: s.Clock.Now,
+		Auth: s.Auth, Roster: s.Roster, Audit: s.Audit, Log: s.Log, Now: s.now,
 	}
 	if s.Registry == nil {
 		d.Metrics = s.Metrics
