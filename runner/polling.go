@@ -24,6 +24,10 @@ const (
 // more than a small work does (measured on two virtual processors, with one work in flight: 188 us a work and 294 us of processor
 // time on both sides; so 84 us and 188 us). The price is at most pollFor of a processor that nobody needs, for each message; where
 // messages seldom follow one another as soon there is none, since the reader sleeps at once.
+//
+// Between two looks it offers the processor to other threads: the control plane may be on the same machine, and what it writes to its
+// audit log in between held up one dispatch in a hundred for as long as the reader polled (measured, one in flight: the slowest hundredth
+// took 1.16 times as long as with plain request-reply; so 0.88 times).
 type polling struct {
 	fit    *processors
 	busy   func() bool   // a work runs: what it waits for is noticed by a thread that sleeps
@@ -48,15 +52,26 @@ func (p *polling) conn(c net.Conn) net.Conn {
 	if err != nil {
 		return c
 	}
-	return &polledConn{Conn: c, polling: p, raw: raw}
+	polled := &polledConn{Conn: c, polling: p, raw: raw}
+	polled.take = func(fd uintptr) bool {
+		polled.n, polled.err = syscall.Read(int(fd), polled.into)
+		return true
+	}
+	return polled
 }
 
-// polledConn is one connection. One goroutine at a time reads.
+// polledConn is one connection. One goroutine at a time reads: all but Conn belongs to it.
 type polledConn struct {
 	net.Conn
 	polling *polling
 	raw     syscall.RawConn
-	soon    bool // the next message may be near; belongs to who reads
+	soon    bool // the next message may be near
+
+	// Of try: made once, since it is called again and again.
+	take func(fd uintptr) bool // reads into, which gives n and err
+	into []byte
+	n    int
+	err  error
 }
 
 // Read polls if that seems worth it, and sleeps until there is something.
@@ -90,6 +105,7 @@ func (c *polledConn) poll(b []byte) (n int, idleSince time.Duration, err error) 
 		if n, open, err = c.try(b); n > 0 || err != nil {
 			break
 		}
+		giveProcessor()
 		runtime.Gosched()
 		now = uptime()
 	}
@@ -100,15 +116,14 @@ func (c *polledConn) poll(b []byte) (n int, idleSince time.Duration, err error) 
 // try is Read of what is there, 0 if nothing is or the stream has ended. open is false if Read won't wait: the connection was closed here,
 // or its deadline is over.
 func (c *polledConn) try(b []byte) (n int, open bool, err error) {
-	open = c.raw.Read(func(fd uintptr) bool {
-		n, err = syscall.Read(int(fd), b)
-		return true
-	}) == nil
+	c.into, c.n, c.err = b, 0, nil
+	open = c.raw.Read(c.take) == nil
+	c.into = nil
 	switch {
-	case n > 0:
-		return n, open, nil
-	case err == nil, errors.Is(err, syscall.EAGAIN), errors.Is(err, syscall.EINTR):
+	case c.n > 0:
+		return c.n, open, nil
+	case c.err == nil, errors.Is(c.err, syscall.EAGAIN), errors.Is(c.err, syscall.EINTR):
 		return 0, open, nil
 	}
-	return 0, open, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError("read", err)}
+	return 0, open, &net.OpError{Op: "read", Net: "tcp", Source: c.LocalAddr(), Addr: c.RemoteAddr(), Err: os.NewSyscallError("read", c.err)}
 }
