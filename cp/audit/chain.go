@@ -49,7 +49,37 @@ func (c chain) append(body []byte, writer string, events [][]byte) ([]byte, erro
 	for _, e := range events {
 		size += len(e) + 1
 	}
-	body = slices.Grow(body, size)
+	body, err := c.appendHead(slices.Grow(body, size), writer)
+	if err != nil {
+		return nil, err
+	}
+	for i, e := range events {
+		if i > 0 {
+			body = append(body, ',')
+		}
+		body = append(body, e...)
+	}
+	return append(body, batchEnd...), nil
+}
+
+// around is append for the events that begin at batchOverhead in memory, without moving them: it writes the head before them and the
+// end behind them, and may move all if memory has no room for the end. The memory is the same in its length and in its events. ok is
+// false if the head is too long.
+func (c chain) around(memory []byte, writer string) (body []byte, ok bool, err error) {
+	head, err := c.appendHead(make([]byte, 0, batchOverhead), writer)
+	if err != nil || len(head) > batchOverhead {
+		return nil, false, err
+	}
+	begin := batchOverhead - len(head)
+	copy(memory[begin:], head)
+	return append(memory, batchEnd...)[begin:], true, nil
+}
+
+// batchEnd is what stands behind the events of a batch.
+const batchEnd = `]}`
+
+// appendHead appends what stands before the events of the batch that comes next.
+func (c chain) appendHead(body []byte, writer string) ([]byte, error) {
 	// protobuf JSON, in which a uint64 is text.
 	body = strconv.AppendUint(append(body, `{"number":"`...), c.number+1, 10)
 	body = append(body, '"')
@@ -60,14 +90,7 @@ func (c chain) append(body []byte, writer string, events [][]byte) ([]byte, erro
 	if err != nil {
 		return nil, fmt.Errorf("encode an audit batch: %w", err)
 	}
-	body = append(body, `,"events":[`...)
-	for i, e := range events {
-		if i > 0 {
-			body = append(body, ',')
-		}
-		body = append(body, e...)
-	}
-	return append(body, ']', '}'), nil
+	return append(body, `,"events":[`...), nil
 }
 
 // next verifies that body, stored as message seq, is the batch that comes next, and moves the chain behind it. It returns

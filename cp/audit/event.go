@@ -3,6 +3,7 @@ package audit
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -51,8 +52,53 @@ type Brief struct {
 	Details                                 []Detail
 }
 
-// Detail is one detail of an event.
-type Detail struct{ Name, Value string }
+// Detail is one detail of an event: text, or what Int and Took make.
+type Detail struct {
+	Name, Value string
+	number      int64
+	form        form // of number; asText: the detail is Value
+}
+
+// form is how a number is written.
+type form uint8
+
+const (
+	asText form = iota
+	asInt
+	asDuration
+)
+
+// Int is n in decimal. It is written where the event is, so that there need not be a string of it.
+func Int(name string, n int64) Detail { return Detail{Name: name, number: n, form: asInt} }
+
+// Took is d as its String says it, written as Int's number is.
+func Took(name string, d time.Duration) Detail {
+	return Detail{Name: name, number: int64(d), form: asDuration}
+}
+
+// text is the detail's value.
+func (d Detail) text() string {
+	switch d.form {
+	case asInt:
+		return strconv.FormatInt(d.number, 10)
+	case asDuration:
+		return time.Duration(d.number).String()
+	case asText:
+	}
+	return d.Value
+}
+
+// appendValue appends the detail's value as a JSON string.
+func (d *Detail) appendValue(b []byte) ([]byte, error) {
+	switch d.form {
+	case asInt:
+		return append(strconv.AppendInt(append(b, '"'), d.number, 10), '"'), nil
+	case asDuration:
+		return append(append(append(b, '"'), time.Duration(d.number).String()...), '"'), nil
+	case asText:
+	}
+	return appendText(b, d.Value)
+}
 
 // Event is e as an object, for Record.
 func (e *Brief) Event() *runbusv1.AuditEvent {
@@ -61,7 +107,7 @@ func (e *Brief) Event() *runbusv1.AuditEvent {
 		event.Details = make(map[string]string, len(e.Details))
 	}
 	for _, d := range e.Details {
-		event.Details[d.Name] = d.Value
+		event.Details[d.Name] = d.text()
 	}
 	return event
 }
@@ -103,7 +149,7 @@ func appendEvent(b []byte, e *runbusv1.AuditEvent) ([]byte, error) {
 	var few [8]Detail
 	details := few[:0]
 	for name, value := range e.GetDetails() {
-		details = append(details, Detail{name, value})
+		details = append(details, Detail{Name: name, Value: value})
 	}
 	slices.SortFunc(details, func(a, b Detail) int { return strings.Compare(a.Name, b.Name) })
 	b = slices.Grow(b, 512)
@@ -124,33 +170,76 @@ func appendEvent(b []byte, e *runbusv1.AuditEvent) ([]byte, error) {
 
 // appendRest appends an event from the end of its time on.
 func appendRest(b []byte, e *Brief) ([]byte, error) {
-	b = append(b, '"')
-	var err error
-	for _, f := range [...]Detail{
-		{`,"tenant":`, e.Tenant}, {`,"actor":`, e.Actor}, {`,"action":`, e.Action}, {`,"subject":`, e.Subject}, {`,"outcome":`, e.Outcome},
-	} {
-		if f.Value == "" {
-			continue
-		}
-		if b, err = appendText(append(b, f.Name...), f.Value); err != nil {
+	b, err := appendWho(b, e)
+	if err != nil {
+		return nil, err
+	}
+	return appendWhat(b, e)
+}
+
+// appendWho appends who did what, from the end of an event's time on.
+func appendWho(b []byte, e *Brief) ([]byte, error) {
+	return appendFields(append(b, '"'), [...]field{{`,"tenant":`, e.Tenant}, {`,"actor":`, e.Actor}, {`,"action":`, e.Action}})
+}
+
+// appendWhat appends the rest of an event, behind who did what.
+func appendWhat(b []byte, e *Brief) ([]byte, error) {
+	b, err := appendFields(b, [...]field{{`,"subject":`, e.Subject}, {`,"outcome":`, e.Outcome}, {}})
+	if err != nil {
+		return nil, err
+	}
+	before := `,"details":{`
+	for i := range e.Details {
+		d := &e.Details[i]
+		if b, err = appendText(append(b, before...), d.Name); err != nil {
 			return nil, err
 		}
+		if b, err = d.appendValue(append(b, ':')); err != nil {
+			return nil, err
+		}
+		before = `,`
 	}
 	if len(e.Details) > 0 {
-		b = append(b, `,"details":`...)
-		before := byte('{')
-		for _, d := range e.Details {
-			if b, err = appendText(append(b, before), d.Name); err != nil {
-				return nil, err
-			}
-			if b, err = appendText(append(b, ':'), d.Value); err != nil {
-				return nil, err
-			}
-			before = ','
-		}
 		b = append(b, '}')
 	}
 	return append(b, '}'), nil
+}
+
+// field is a field of an event. Its name is JSON, with what stands before and behind it.
+type field struct{ name, value string }
+
+// appendFields appends those of the fields that are not empty.
+func appendFields(b []byte, fields [3]field) ([]byte, error) {
+	var err error
+	for i := range fields {
+		f := &fields[i]
+		if f.value == "" {
+			continue
+		}
+		if b, err = appendText(append(b, f.name...), f.value); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
+
+// who writes who did what, of which many events in a row say the same. The zero value is ready. Not safe for concurrent use.
+type who struct {
+	tenant, actor, action string
+	text                  []byte // empty: none was written yet
+}
+
+// append appends what appendWho does.
+func (w *who) append(b []byte, e *Brief) ([]byte, error) {
+	if len(w.text) == 0 || e.Action != w.action || e.Actor != w.actor || e.Tenant != w.tenant {
+		text, err := appendWho(w.text[:0], e)
+		if err != nil {
+			*w = who{}
+			return nil, err
+		}
+		*w = who{tenant: e.Tenant, actor: e.Actor, action: e.Action, text: text}
+	}
+	return append(b, w.text...), nil
 }
 
 // counter makes ULIDs of which many are needed: their random part is that of the first one, and a number. The zero value is
@@ -179,7 +268,9 @@ func (c *counter) append(b []byte, at time.Time) []byte {
 	}
 	c.last++
 	for i, n := len(c.text)-1, c.last; i >= len(c.text)-ulidCount; i, n = i-1, n/32 {
-		c.text[i] = digits32[n%32]
+		if c.text[i] = digits32[n%32]; n%32 != 0 && c.last > 1 {
+			break // the digits before are those of the last number
+		}
 	}
 	return append(b, c.text[:]...)
 }
@@ -196,12 +287,15 @@ func (c *clock) append(b []byte, at time.Time) []byte {
 		c.second = s
 		at.UTC().AppendFormat(c.text[:0], "2006-01-02T15:04:05.")
 	}
-	b = append(b, c.text[:]...)
-	var digits [9]byte
-	for i, n := 8, at.Nanosecond(); i >= 0; i, n = i-1, n/10 {
-		digits[i] = '0' + byte(n%10)
+	digits := [...]byte{'0', '0', '0', '0', '0', '0', '0', '0', '0', 'Z'}
+	n := uint32(at.Nanosecond())
+	for i := 8; i > 0; i -= 2 {
+		two := n % 100
+		n /= 100
+		digits[i-1], digits[i] = '0'+byte(two/10), '0'+byte(two%10)
 	}
-	return append(append(b, digits[:]...), 'Z')
+	digits[0] += byte(n)
+	return append(append(b, c.text[:]...), digits[:]...)
 }
 
 // appendText appends a JSON string. Text that is not UTF-8 is an error, as in protobuf.
@@ -237,26 +331,40 @@ func appendEscaped(b []byte, s string) []byte {
 const digits16 = "0123456789abcdef"
 
 // isPlain reports whether s stands in JSON as it is: printable ASCII without quotes and backslashes. It looks at eight bytes at a
-// time, at the last eight of a longer text whether or not it has seen some of them.
+// time, at the last eight of a longer text whether or not it has seen some of them, and at the two halves of a shorter one, which
+// overlap, as at one word.
 func isPlain(s string) bool {
-	if len(s) < 8 {
-		return plainBytes(s)
-	}
-	for i := 0; i < len(s)-8; i += 8 {
-		if !plainWord(s[i : i+8]) {
-			return false
+	switch n := len(s); {
+	case n >= 8:
+		for i := 0; i < n-8; i += 8 {
+			if !plainWord(s[i : i+8]) {
+				return false
+			}
 		}
+		return plainWord(s[n-8:])
+	case n >= 4:
+		return plainBits(uint64(le32(s)) | uint64(le32(s[n-4:]))<<32)
 	}
-	return plainWord(s[len(s)-8:])
+	return plainBytes(s)
 }
 
-// plainWord is isPlain of eight bytes. What is not plain sets the highest bit of its byte in the sum: that of w for what is not ASCII,
-// of w+1 for DEL, and otherwise that of a difference which borrows; a borrow may make the byte above look so, too, but only where
-// there is one that is not plain.
+// le32 is the first four bytes of s.
+func le32(s string) uint32 {
+	_ = s[3]
+	return uint32(s[0]) | uint32(s[1])<<8 | uint32(s[2])<<16 | uint32(s[3])<<24
+}
+
+// plainWord is isPlain of eight bytes.
 func plainWord(s string) bool {
-	const ones, high = 0x0101010101010101, 0x8080808080808080
 	_ = s[7]
-	w := uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56
+	return plainBits(uint64(s[0]) | uint64(s[1])<<8 | uint64(s[2])<<16 | uint64(s[3])<<24 | uint64(s[4])<<32 | uint64(s[5])<<40 | uint64(s[6])<<48 | uint64(s[7])<<56)
+}
+
+// plainBits is isPlain of the eight bytes of w. What is not plain sets the highest bit of its byte in the sum: that of w for what is not
+// ASCII, of w+1 for DEL, and otherwise that of a difference which borrows; a borrow may make the byte above look so, too, but only where
+// there is one that is not plain.
+func plainBits(w uint64) bool {
+	const ones, high = 0x0101010101010101, 0x8080808080808080
 	quote, slash := w^('"'*ones), w^('\\'*ones)
 	return (w|(w+ones)|(w-0x20*ones)|(quote-ones)|(slash-ones))&high == 0
 }

@@ -81,9 +81,10 @@ func TestJot(t *testing.T) {
 	for i := range 3 {
 		l.Jot(&Brief{
 			Tenant: "acme", Actor: "person:é\"", Action: "a.b", Subject: "s:" + strconv.Itoa(i), Outcome: "ok",
-			Details: []Detail{{"a", "<x & y>"}, {"b", ""}},
+			Details: []Detail{{Name: "a", Value: "<x & y>"}, {Name: "b", Value: ""}},
 		})
 		l.Jot(&Brief{Actor: "x", Action: "y", Subject: "\xff"})
+		l.Jot(&Brief{Actor: "\xff", Action: "y"})
 		l.Jot(&Brief{Subject: "of nobody"})
 		l.Jot(&Brief{Actor: "x", Action: "y", Subject: strings.Repeat("x", maxEventBytes)})
 	}
@@ -103,6 +104,23 @@ func TestJot(t *testing.T) {
 	}
 }
 
+// Numbers are written as strconv and time write them, in the note as in an event of Record.
+func TestNumbersOfDetails(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		n := rapid.Int64().Draw(t, "n")
+		for want, d := range map[string]Detail{strconv.FormatInt(n, 10): Int("n", n), time.Duration(n).String(): Took("d", time.Duration(n))} {
+			b, err := d.appendValue(nil)
+			if err != nil || string(b) != `"`+want+`"` {
+				t.Fatalf("%s, not %s: %v", b, want, err)
+			}
+			brief := Brief{Actor: "a", Action: "b", Details: []Detail{d}}
+			if got := brief.Event().GetDetails()[d.Name]; got != want {
+				t.Fatalf("%s, not %s", got, want)
+			}
+		}
+	})
+}
+
 // clock must write what the time package writes.
 func TestClock(t *testing.T) {
 	var c clock
@@ -118,7 +136,7 @@ func BenchmarkJot(b *testing.B) {
 	l := &Log{wake: make(chan struct{}, 1)}
 	e := Brief{
 		Tenant: "acme", Actor: "person:wanda", Action: "dispatch.end", Subject: "dispatch:01ARZ3NDEKTSV4RRFFQ69G5FAV", Outcome: "ok",
-		Details: []Detail{{"bytes", "1024"}, {"outcome", "completed"}, {"ran", "812.345µs"}, {"rows", "1"}, {"runner", "edge-1"}, {"source", "file"}},
+		Details: []Detail{{Name: "bytes", Value: "1024"}, {Name: "outcome", Value: "completed"}, {Name: "ran", Value: "812.345µs"}, {Name: "rows", Value: "1"}, {Name: "runner", Value: "edge-1"}, {Name: "source", Value: "file"}},
 	}
 	b.ReportAllocs()
 	for b.Loop() {

@@ -54,11 +54,12 @@ type Log struct {
 
 	crowded atomic.Bool // crowd is not nil
 
-	body []byte // the last batch written, for its memory; belongs to Run
+	body []byte // the last batch of several parts, for its memory; belongs to Run
 
 	mu        sync.Mutex
 	clock     clock
 	ids       counter
+	who       who
 	openings  openings // not yet in pending
 	pending   []part
 	spare     [][]byte // memory of notes that were written
@@ -77,18 +78,21 @@ type Log struct {
 
 // part is what waits to be written: notes, encoded one behind the other with commas between them, or one recorded event.
 type part struct {
-	notes  []byte
-	events int // in notes
+	notes  []byte // behind batchOverhead bytes, in which the head of a batch has room
+	events int    // in notes
 	record *entry
 }
 
-// size is its bytes in a batch.
-func (p part) size() int {
+// text is its events.
+func (p part) text() []byte {
 	if p.record != nil {
-		return len(p.record.body) + 1
+		return p.record.body
 	}
-	return len(p.notes) + 1
+	return p.notes[batchOverhead:]
 }
+
+// size is its bytes in a batch.
+func (p part) size() int { return len(p.text()) + 1 }
 
 // entry is one recorded event on its way.
 type entry struct {
@@ -132,7 +136,7 @@ func (l *Log) Record(ctx context.Context, e *runbusv1.AuditEvent) error {
 		l.mu.Unlock()
 		return unavailable(errors.New("the audit log is closed, or too much waits for it"))
 	}
-	l.settleSince(time.Now()) // what has begun stands before what it does
+	l.settleBefore(time.Now(), 0) // what has begun stands before what it does
 	l.records++
 	l.pending = append(l.pending, part{record: n})
 	l.mu.Unlock()
@@ -201,7 +205,7 @@ func (l *Log) await(ctx context.Context) bool {
 			waited = at.Sub(l.noteSince)
 		}
 		if o := l.openings.first; o != nil {
-			waited = max(waited, at.Sub(o.since))
+			waited = max(waited, o.waited(at))
 		}
 		now := l.records > 0 || l.notes >= batchWorth || waited >= noteWait || empty && l.dropped > 0
 		l.mu.Unlock()
@@ -227,7 +231,7 @@ func (l *Log) await(ctx context.Context) bool {
 // close takes no more notes, and lets nobody wait for room. The lock is held.
 func (l *Log) close() {
 	if !l.closed {
-		l.settleSince(time.Now())
+		l.settleBefore(time.Now(), 0)
 		l.closed = true
 	}
 	l.release()
@@ -237,7 +241,7 @@ func (l *Log) close() {
 func (l *Log) take() []part {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.settleSince(time.Now().Add(-noteWait))
+	l.settleBefore(time.Now(), noteWait)
 	var batch []part
 	events, size := 0, batchOverhead
 	if l.dropped > 0 {
@@ -247,7 +251,7 @@ func (l *Log) take() []part {
 			l.log.Error("dropped audit events can't be told", "dropped", n, "error", err)
 		} else {
 			l.dropped = 0
-			batch = append(batch, part{notes: body, events: 1})
+			batch = append(batch, part{notes: append(make([]byte, batchOverhead, batchOverhead+len(body)), body...), events: 1})
 			events, size = 1, size+len(body)+1
 		}
 	}
@@ -266,7 +270,7 @@ func (l *Log) take() []part {
 			l.records--
 		} else {
 			l.notes -= p.events
-			l.noteBytes -= len(p.notes) - p.events + 1
+			l.noteBytes -= len(p.text()) - p.events + 1
 		}
 	}
 	if l.notes <= roomyAt {
@@ -343,17 +347,10 @@ func (l *Log) attempt(ctx context.Context, batch []part) error {
 		}
 		head, _ = l.end()
 	}
-	events := make([][]byte, len(batch))
-	for i, p := range batch {
-		if events[i] = p.notes; p.record != nil {
-			events[i] = p.record.body
-		}
-	}
-	body, err := head.append(l.body[:0], l.writer, events)
+	body, err := l.encode(head, batch)
 	if err != nil {
 		return err
 	}
-	l.body = body
 	for wait := retryFirst; ; wait = min(2*wait, retryMost) {
 		seq, err := l.store.AppendAudit(ctx, body, head.number)
 		if err == nil {
@@ -376,6 +373,24 @@ func (l *Log) attempt(ctx context.Context, batch []part) error {
 		case <-time.After(wait):
 		}
 	}
+}
+
+// encode is the stored form of the batch behind head, until it is called again, or the memory of the batch is used again.
+func (l *Log) encode(head chain, batch []part) ([]byte, error) {
+	if len(batch) == 1 && batch[0].record == nil { // of most dispatches
+		if body, ok, err := head.around(batch[0].notes, l.writer); ok || err != nil {
+			return body, err
+		}
+	}
+	events := make([][]byte, len(batch))
+	for i, p := range batch {
+		events[i] = p.text()
+	}
+	body, err := head.append(l.body[:0], l.writer, events)
+	if err == nil {
+		l.body = body
+	}
+	return body, err
 }
 
 // wanted leaves out the events whose Record has given up.

@@ -37,7 +37,10 @@ func (l *Log) jot(e *Brief, at time.Time) (full bool, err error) {
 	return l.note(nil, func(b []byte) ([]byte, error) {
 		begin := len(b)
 		b = l.ids.append(append(b, `{"id":"`...), at)
-		b, err := appendRest(l.clock.append(append(b, `","at":"`...), at), e)
+		b, err := l.who.append(l.clock.append(append(b, `","at":"`...), at), e)
+		if err == nil {
+			b, err = appendWhat(b, e)
+		}
 		if err == nil {
 			err = checkEvent(e.Actor, e.Action, len(b)-begin)
 		}
@@ -93,7 +96,7 @@ func (l *Log) append(add func([]byte) ([]byte, error)) error {
 		}
 		return err
 	}
-	if p.events > 0 && len(body) > maxBatchBytes-batchOverhead-tellOverhead {
+	if p.events > 0 && len(body) > maxBatchBytes-tellOverhead {
 		one := append(l.memory(), body[begin:]...)
 		p.notes = body[:before]
 		l.pending = append(l.pending, part{notes: one, events: 1})
@@ -141,12 +144,12 @@ func (l *Log) release() {
 	}
 }
 
-// memory is room for notes. The lock is held.
+// memory is room for notes, behind that for the head of their batch. The lock is held.
 func (l *Log) memory() []byte {
 	if n := len(l.spare) - 1; n >= 0 {
 		b := l.spare[n]
 		l.spare = l.spare[:n]
-		return b[:0]
+		return b[:batchOverhead]
 	}
-	return make([]byte, 0, 4<<10)
+	return make([]byte, batchOverhead, 4<<10)
 }

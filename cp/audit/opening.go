@@ -7,8 +7,7 @@ import "time"
 type Opening struct {
 	event         Brief
 	details       [4]Detail // memory for event.Details
-	since         time.Time
-	waits         bool // it is among Log.openings
+	waits         bool      // it is among Log.openings
 	before, after *Opening
 }
 
@@ -44,20 +43,28 @@ func (s *openings) remove(o *Opening) {
 	s.count--
 }
 
+// waited is how long the beginning has waited; one that is to come has waited for long, by a clock that isn't ours.
+func (o *Opening) waited(now time.Time) time.Duration {
+	if d := now.Sub(o.event.At); d >= 0 {
+		return d
+	}
+	return noteWait
+}
+
 // Begin notes e, of which there is an end to come, as Jot does; but if that end comes before e is written, within 50 ms, e is not. The
-// event given to End thus has to tell all that e does.
+// event given to End thus has to tell all that e does. Its time, if it has one, is about now.
 func (l *Log) Begin(o *Opening, e *Brief) {
-	now := time.Now()
+	at := e.At
+	if at.IsZero() {
+		at = time.Now()
+	}
 	l.mu.Lock()
 	if o.waits {
 		l.openings.remove(o)
 	}
 	o.event = *e
 	o.event.Details = append(o.details[:0], e.Details...)
-	o.since = now
-	if o.event.At.IsZero() {
-		o.event.At = now
-	}
+	o.event.At = at
 	l.openings.add(o)
 	full, err := false, error(nil)
 	if l.closed || l.notes+l.openings.count > maxNotes {
@@ -91,9 +98,9 @@ func (l *Log) settle(o *Opening) (full bool, err error) {
 	return l.jot(&o.event, o.event.At)
 }
 
-// settleSince settles the beginnings that have waited since then or longer. The lock is held.
-func (l *Log) settleSince(then time.Time) {
-	for o := l.openings.first; o != nil && !o.since.After(then); o = l.openings.first {
+// settleBefore settles the beginnings that have waited for so long. The lock is held.
+func (l *Log) settleBefore(now time.Time, waited time.Duration) {
+	for o := l.openings.first; o != nil && o.waited(now) >= waited; o = l.openings.first {
 		if full, err := l.settle(o); full || err != nil {
 			l.complain(o.event.Action, full, err)
 		}

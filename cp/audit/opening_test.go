@@ -14,7 +14,7 @@ func TestBegin(t *testing.T) {
 	s := openStore(t, b, b.Conn(t, embedded.UserSec))
 	l := newLog(t, b, s, "one")
 	event := func(action, subject string) *Brief {
-		return &Brief{Tenant: "acme", Actor: "person:wanda", Action: action, Subject: subject, Outcome: "ok", Details: []Detail{{"a", "b"}}}
+		return &Brief{Tenant: "acme", Actor: "person:wanda", Action: action, Subject: subject, Outcome: "ok", Details: []Detail{{Name: "a", Value: "b"}}}
 	}
 	var short, long, recorded Opening
 	l.Begin(&short, event("begin", "short"))
