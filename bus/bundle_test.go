@@ -2,6 +2,7 @@ package bus_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
@@ -15,7 +16,7 @@ import (
 // What a small dispatch sends leaves in one message, whose frames but the rows are told to who asked for them; many results are
 // acknowledged by fewer messages than there are.
 func TestSmallDispatchesAreBundled(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour)) // no credit for time's sake
 	type copied struct {
 		subject string
 		frame   proto.Message

@@ -73,7 +73,7 @@ func TestDroppedIsCounted(t *testing.T) {
 
 // A gap is asked for once, by a credit that says what is here.
 func TestGapAsksForResend(t *testing.T) {
-	p := newPair(t, bus.ResendEvery(time.Hour))
+	p := newPair(t, bus.ResendEvery(time.Hour), bus.KeepaliveEvery(time.Hour)) // no credit but the one
 	credits, err := p.runner.NATS().SubscribeSync(schemas.CreditSubject(edge, "d1"))
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/proto"
@@ -29,7 +30,7 @@ func assign(t testing.TB, r *bus.Receiver, dispatch string, trace bus.Trace) err
 // Many assignments to one session leave in fewer messages than there are; each comes once, says what the replica reads, and has
 // its own trace. So do the results.
 func TestManyDispatchesShareMessages(t *testing.T) {
-	p := newPair(t)
+	p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour)) // nothing comes twice, however slow this machine is
 	const dispatches = 200
 	unwatched := schemas.NewID()
 	type work struct {

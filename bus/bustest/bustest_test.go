@@ -21,8 +21,12 @@ func TestEverybodyConnects(t *testing.T) {
 		}
 	}
 	ref := schemas.RunnerRef{Tenant: "acme", Runner: "a.b"}
-	serve, err := b.Conn(t, embedded.UserServe).SubscribeSync(schemas.AllHeartbeats)
+	replica := b.Conn(t, embedded.UserServe)
+	serve, err := replica.SubscribeSync(schemas.AllHeartbeats)
 	if err != nil {
+		t.Fatal(err)
+	}
+	if err := replica.FlushTimeout(time.Minute); err != nil {
 		t.Fatal(err)
 	}
 	ops := b.OpsConn(t)

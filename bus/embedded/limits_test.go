@@ -67,11 +67,14 @@ func TestLimitsOfTheRunningServer(t *testing.T) {
 
 func TestMaxPayload(t *testing.T) {
 	b := bustest.Start(t)
-	sub, err := b.Conn(t, embedded.UserSec).SubscribeSync("x")
+	listener, sec := b.Conn(t, embedded.UserSec), b.Conn(t, embedded.UserSec)
+	sub, err := listener.SubscribeSync("x")
 	if err != nil {
 		t.Fatal(err)
 	}
-	sec := b.Conn(t, embedded.UserSec)
+	if err := listener.FlushTimeout(soon); err != nil {
+		t.Fatal(err)
+	}
 	if err := sec.Publish("x", make([]byte, embedded.MaxPayload)); err != nil {
 		t.Fatal(err)
 	}
@@ -122,11 +125,15 @@ func TestMaxPending(t *testing.T) {
 	w := dialOps(t, b)
 	w.send("SUB runbus.v1.> 1\r\nPING\r\n")
 	w.expect("PONG")
-	quick, err := b.Conn(t, embedded.UserServe).SubscribeSync(schemas.AllHeartbeats)
+	serve := b.Conn(t, embedded.UserServe)
+	quick, err := serve.SubscribeSync(schemas.AllHeartbeats)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := quick.SetPendingLimits(-1, -1); err != nil {
+		t.Fatal(err)
+	}
+	if err := serve.FlushTimeout(soon); err != nil {
 		t.Fatal(err)
 	}
 	runner := b.RunnerConn(t, ref)

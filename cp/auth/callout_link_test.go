@@ -72,12 +72,16 @@ func (d *dialledRunners) token(t *testing.T, serverID string, ref schemas.Runner
 	return token
 }
 
-func (d *dialledRunners) end(leaf string) {
+// forget ends a leaf, and tells nobody.
+func (d *dialledRunners) forget(leaf string) (tell []func()) {
 	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.ended[leaf] = true
-	tell := d.tell
-	d.mu.Unlock()
-	for _, fn := range tell {
+	return d.tell
+}
+
+func (d *dialledRunners) end(leaf string) {
+	for _, fn := range d.forget(leaf) {
 		fn()
 	}
 }
@@ -154,7 +158,7 @@ func TestALinkTokenLetsItsRunnerIn(t *testing.T) {
 	other := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
 	rival := schemas.RunnerRef{Tenant: "rival", Runner: ref.Runner}
 	outbound := schemas.RunnerRef{Tenant: "acme", Runner: "edge"}
-	e.links.ended["replaced"] = true
+	e.links.forget("replaced")
 	for name, try := range map[string]struct {
 		ref   schemas.RunnerRef
 		token string
@@ -171,7 +175,9 @@ func TestALinkTokenLetsItsRunnerIn(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
+	e.links.mu.Lock()
 	e.links.broken = true
+	e.links.mu.Unlock()
 	if _, err := e.linked(t, ref, e.links.token(t, e.ID(), ref, "leaf-1")); !errors.Is(err, nats.ErrAuthorization) {
 		t.Errorf("while the registry can't be read: %v", err)
 	}
@@ -205,7 +211,7 @@ func TestALinkOfTheManagedRunner(t *testing.T) {
 	if account, c := e.place(t, nc); account != "RUN" || c.User != "acme/console" {
 		t.Errorf("it is in %s as %q", account, c.User)
 	}
-	e.links.ended["dead"] = true
+	e.links.forget("dead")
 	dialled := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
 	for name, try := range map[string]struct {
 		ref   schemas.RunnerRef

@@ -190,7 +190,7 @@ func (p *plane) server() (net.Conn, error) {
 		p.set(a.tenant, mine)
 		p.links <- a
 		_, _ = io.Copy(io.Discard, mine)
-		p.set(a.tenant, nil)
+		p.drop(a.tenant, mine)
 	}()
 	return theirs, nil
 }
@@ -198,9 +198,22 @@ func (p *plane) server() (net.Conn, error) {
 func (p *plane) set(tenant string, conn net.Conn) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.up[tenant] = conn; conn == nil {
+	p.up[tenant] = conn
+	p.told()
+}
+
+// drop is called at the end of a link, whose place another may have by then.
+func (p *plane) drop(tenant string, conn net.Conn) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.up[tenant] == conn {
 		delete(p.up, tenant)
+		p.told()
 	}
+}
+
+// told wakes who waits for a change. p.mu must be held.
+func (p *plane) told() {
 	close(p.changed)
 	p.changed = make(chan struct{})
 }

@@ -78,7 +78,8 @@ func open(t *testing.T, p pair, slot *Slot, change func(*Config)) (*Intake, stri
 		Link: func(ctx context.Context, conn *tls.Conn, m *runbusv1.LinkPreface, leaf string) error {
 			return slot.Offer(ctx, &Link{Conn: conn, Leaf: leaf, Replica: m.GetReplica(), User: "u", Password: m.GetToken()})
 		},
-		Log: slog.New(slog.DiscardHandler),
+		HandshakeWithin: patience, // however slow this machine is: that it is bounded is the flood's test
+		Log:             slog.New(slog.DiscardHandler),
 	}
 	if change != nil {
 		change(&c)
@@ -288,7 +289,11 @@ func TestWhoHasShakenHandsIsNotPutOut(t *testing.T) {
 			_, err := dial(t, p, address, replica)
 			answers <- err
 		}()
-		<-deciding
+		select {
+		case <-deciding:
+		case err := <-answers:
+			t.Fatalf("a link that nobody has decided on is answered: %v", err)
+		}
 	}
 	close(goOn)
 	for range 2 {
