@@ -235,8 +235,7 @@ func TestRehello(t *testing.T) {
 	if e := receive(t, p.enrolled, "third enrolment"); e.Session != "fresh" {
 		t.Fatalf("session %q", e.Session)
 	}
-	if b := receive(t, cp.beats, "heartbeat of the new session"); b.GetSession() != "fresh" {
-		t.Errorf("heartbeat %v", b)
+	for receive(t, cp.beats, "heartbeat of the new session").GetSession() != "fresh" { // behind what time brought of the old one
 	}
 	p.session = "fresh"
 	p.assign(nil).completes()
@@ -369,7 +368,8 @@ func TestACancelledContextEndsTheRunner(t *testing.T) {
 	must(t, err)
 	ended := make(chan error, 1)
 	go func() { ended <- b.Run(ctx) }()
-	receive(t, cp.beats, "heartbeat")
+	for receive(t, cp.beats, "heartbeat").GetProcessNonce() != b.nonce { // behind those of the other one
+	}
 	cancel()
 	if err := receive(t, ended, "end"); !errors.Is(err, context.Canceled) {
 		t.Errorf("ends with %v", err)

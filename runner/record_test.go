@@ -203,9 +203,10 @@ func TestABrokenJournalIsWarnedOf(t *testing.T) {
 }
 
 func TestTheJournalTellsWhatWhenByWhom(t *testing.T) {
-	p := newControlPlane(t).start(t, under(policyFile(t, "default: allow\n")), playing(func(_ context.Context, _ source.Request, out *source.Output) error {
-		return oneRow(out)
-	}))
+	p := newControlPlane(t).start(t, under(policyFile(t, "default: allow\n")), func(a *Agent) {
+		playing(func(_ context.Context, _ source.Request, out *source.Output) error { return oneRow(out) })(a)
+		a.waits.credentials = patience
+	})
 	c := p.assign(func(m *runbusv1.RunnerWorkAssignment) {
 		m.CredentialsFollow = true
 		m.Request.Query = "select 'a secret' from t"

@@ -187,7 +187,7 @@ func TestDroppedAssignments(t *testing.T) {
 	close(g.open)
 	cp := newControlPlane(t)
 	p := cp.start(t, nil, playing(g.fetch))
-	late := p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.AcceptBy = timestamppb.New(time.Now().Add(-time.Second)) })
+	late := p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.AcceptBy = timestamppb.New(time.Now().Add(-time.Minute)) }) // by more than the clocks may be thought apart
 	undated := p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.AcceptBy = nil })
 	foreign := p.assign(func(m *runbusv1.RunnerWorkAssignment) { m.Session = schemas.NewID() })
 	done := p.assign(nil)
@@ -339,7 +339,10 @@ func (c *call) send(bundle *runbusv1.CredentialBundle, change func(*seal.Context
 func TestCredentials(t *testing.T) {
 	got := make(chan map[string]string, 16)
 	cp := newControlPlane(t)
-	p := cp.start(t, nil, playing(secretsOf(got)))
+	p := cp.start(t, nil, func(a *Agent) {
+		playing(secretsOf(got))(a)
+		a.waits.credentials = patience // those that do not come have a test of their own
+	})
 	follow := func(m *runbusv1.RunnerWorkAssignment) { m.CredentialsFollow = true }
 	bundle := func(password string, left time.Duration) *runbusv1.CredentialBundle {
 		return &runbusv1.CredentialBundle{
@@ -385,7 +388,7 @@ func TestCredentials(t *testing.T) {
 	})
 	t.Run("caller's session expired", func(t *testing.T) {
 		c := p.assign(follow).accepted()
-		c.send(bundle("secret", -time.Second), nil)
+		c.send(bundle("secret", -time.Minute), nil) // by more than the clocks may be thought apart
 		c.fails(schemas.CodeForbidden)
 		none(t, got, "fetch")
 	})
