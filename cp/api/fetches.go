@@ -121,6 +121,7 @@ func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media s
 		out = newRowAnswer(w, control, media+"; charset=utf-8", func(w io.Writer) rowWriter { return newCSVRows(w, control.Flush) })
 	default:
 		out = newNDJSONAnswer(w, control)
+		req.Phases = true // its last line has them
 	}
 	outcome := s.Dispatch.Fetch(ctx, req, id, out)
 	_ = control.SetWriteDeadline(time.Now().Add(lastWords))

@@ -55,6 +55,7 @@ func BenchmarkFetch(b *testing.B) {
 		}
 	}()
 	req := request("edge-1")
+	req.Phases = false
 	b.ReportAllocs()
 	b.SetParallelism(64)
 	b.RunParallel(func(pb *testing.PB) {

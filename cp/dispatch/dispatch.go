@@ -115,7 +115,7 @@ func New(d Deps) (*Dispatcher, error) {
 	}
 	x.memory.New = newMemory
 	x.ticks.Store(1)
-	if x.metrics, err = newMetrics(d.Metrics, receivers); err != nil {
+	if x.metrics, err = newMetrics(d.Metrics, receivers, x.InFlight); err != nil {
 		return nil, errors.Join(err, receivers.Close())
 	}
 	go x.mind()
@@ -198,18 +198,17 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	return errors.Join(err, d.receivers.Close())
 }
 
-// enter adds a run to the running ones.
-func (d *Dispatcher) enter(r *run) error {
+// enter adds a run to the running ones. given tells that its id was not drawn here.
+func (d *Dispatcher) enter(r *run, given bool) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closed {
 		return schemas.Errorf(schemas.CodeUnavailable, "this replica of the control plane is stopping").WithHint("try again")
 	}
-	if d.running[r.id] != nil {
+	if given && d.running[r.id] != nil {
 		return schemas.Errorf(schemas.CodeConflict, "the dispatch %s runs already", r.id)
 	}
 	d.running[r.id] = r
-	d.metrics.inFlight.Inc()
 	if !d.minding {
 		d.minding = true
 		select {
@@ -225,7 +224,6 @@ func (d *Dispatcher) leave(r *run) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.running, r.id)
-	d.metrics.inFlight.Dec()
 	if d.closed && len(d.running) == 0 {
 		close(d.idle)
 	}

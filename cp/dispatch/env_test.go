@@ -94,7 +94,7 @@ func writer() auth.Principal {
 }
 
 func request(runner string) dispatch.Request {
-	return dispatch.Request{Caller: writer(), Runner: runner, Fetch: &runbusv1.RunFetchRequest{
+	return dispatch.Request{Caller: writer(), Runner: runner, Phases: true, Fetch: &runbusv1.RunFetchRequest{
 		Source: &runbusv1.Source{Kind: "file", Settings: map[string]string{"path": "/data/x.csv"}}, Query: "",
 	}}
 }

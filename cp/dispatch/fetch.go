@@ -33,7 +33,7 @@ func (d *Dispatcher) Fetch(ctx context.Context, req Request, id string, sink Sin
 	if err != nil {
 		return d.finish(run, refusal(err))
 	}
-	if err := d.enter(run); err != nil {
+	if err := d.enter(run, id != ""); err != nil {
 		return d.finish(run, refusal(err))
 	}
 	defer d.leave(run)
@@ -143,7 +143,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 		case <-run.stream.ready():
 		case <-retry:
 			retry = nil
-			d.metrics.again.Inc()
+			d.metrics.republished()
 			run.note(PhaseAssigned, "published again: nobody had received it yet")
 			if end := d.publish(run, published.Add(within)); end != nil {
 				return end

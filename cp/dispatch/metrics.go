@@ -1,6 +1,8 @@
 package dispatch
 
 import (
+	"sync"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/org-runink/runbus/bus"
@@ -8,101 +10,176 @@ import (
 )
 
 // metrics are the dispatcher's figures. No label holds a tenant, a runner or a dispatch: there may be thousands. What a label
-// may be is a value of this code.
+// may be is a value of this code. They are counted under one lock: with a collector of its own for each, a dispatch had twenty
+// operations that its processors have to agree on.
 type metrics struct {
-	ended    *prometheus.CounterVec // outcome, code
-	inFlight prometheus.Gauge
-	duration *prometheus.HistogramVec // outcome
-	accept   prometheus.Histogram
-	firstRow prometheus.Histogram
-	rows     prometheus.Counter
-	bytes    prometheus.Counter
-	again    prometheus.Counter
+	receivers *bus.Receivers
+	inFlight  func() int
 
-	completed   prometheus.Counter // of ended, for those without an error
-	completedIn prometheus.Observer
+	mu          sync.Mutex
+	completed   uint64
+	completedIn *histogram
+	failed      map[failedAs]uint64   // those with an error
+	failedIn    map[string]*histogram // by outcome
+	accept      *histogram
+	firstRow    *histogram
+	rows, bytes int64
+	again       uint64
 
-	registerer prometheus.Registerer
-	registered []prometheus.Collector
+	registerer prometheus.Registerer // nil: none
 }
 
-func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers) (*metrics, error) {
-	counter := func(name, help string) prometheus.CounterOpts {
-		return prometheus.CounterOpts{Namespace: "runbus", Name: name, Help: help}
-	}
-	histogram := func(name, help string, buckets []float64) prometheus.HistogramOpts {
-		return prometheus.HistogramOpts{Namespace: "runbus", Subsystem: "dispatch", Name: name, Help: help, Buckets: buckets}
-	}
+// failedAs is how a dispatch ended with an error.
+type failedAs struct{ outcome, code string }
+
+// Buckets in seconds.
+var (
+	durationBuckets = prometheus.ExponentialBuckets(0.005, 3, 12)  // to 885 s
+	acceptBuckets   = prometheus.ExponentialBuckets(0.0005, 2, 14) // to 4.1 s
+	firstRowBuckets = prometheus.ExponentialBuckets(0.001, 4, 10)  // to 262 s
+)
+
+var (
+	endedDesc    = prometheus.NewDesc("runbus_dispatches_total", "Dispatches that ended, by outcome and error code (ok for none).", []string{"outcome", "code"}, nil)
+	inFlightDesc = prometheus.NewDesc("runbus_dispatches_in_flight", "Dispatches that run on this replica now.", nil, nil)
+	durationDesc = prometheus.NewDesc("runbus_dispatch_duration_seconds", "From the request to the end of a dispatch, by outcome.", []string{"outcome"}, nil)
+	acceptDesc   = prometheus.NewDesc("runbus_dispatch_accept_seconds", "From the published assignment to the runner's acceptance.", nil, nil)
+	firstRowDesc = prometheus.NewDesc("runbus_dispatch_first_row_seconds", "From the runner's acceptance to the first rows.", nil, nil)
+	rowsDesc     = prometheus.NewDesc("runbus_result_rows_total", "Rows that runners returned.", nil, nil)
+	bytesDesc    = prometheus.NewDesc("runbus_result_bytes_total", "Arrow bytes before compression that runners returned.", nil, nil)
+	againDesc    = prometheus.NewDesc("runbus_dispatch_assignments_republished_total",
+		"Assignments that were published again after nobody had received them.", nil, nil)
+	droppedDesc = prometheus.NewDesc("runbus_results_dropped_total",
+		"Messages of runners that belong to no dispatch that waits for them, by reason (SPEC D5).", []string{"reason"}, nil)
+)
+
+func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers, inFlight func() int) (*metrics, error) {
 	m := &metrics{
-		ended: prometheus.NewCounterVec(counter("dispatches_total", "Dispatches that ended, by outcome and error code (ok for none)."), []string{"outcome", "code"}),
-		inFlight: prometheus.NewGauge(prometheus.GaugeOpts{
-			Namespace: "runbus", Name: "dispatches_in_flight", Help: "Dispatches that run on this replica now.",
-		}),
-		duration: prometheus.NewHistogramVec(histogram("duration_seconds", "From the request to the end of a dispatch, by outcome.",
-			prometheus.ExponentialBuckets(0.005, 3, 12)), []string{"outcome"}), // to 885 s
-		accept: prometheus.NewHistogram(histogram("accept_seconds", "From the published assignment to the runner's acceptance.",
-			prometheus.ExponentialBuckets(0.0005, 2, 14))), // to 4.1 s
-		firstRow: prometheus.NewHistogram(histogram("first_row_seconds", "From the runner's acceptance to the first rows.",
-			prometheus.ExponentialBuckets(0.001, 4, 10))), // to 262 s
-		rows:       prometheus.NewCounter(counter("result_rows_total", "Rows that runners returned.")),
-		bytes:      prometheus.NewCounter(counter("result_bytes_total", "Arrow bytes before compression that runners returned.")),
-		again:      prometheus.NewCounter(counter("dispatch_assignments_republished_total", "Assignments that were published again after nobody had received them.")),
-		registerer: registerer,
+		receivers: receivers, inFlight: inFlight, registerer: registerer,
+		completedIn: newHistogram(durationBuckets), accept: newHistogram(acceptBuckets), firstRow: newHistogram(firstRowBuckets),
+		failed: make(map[failedAs]uint64), failedIn: make(map[string]*histogram),
 	}
-	m.completed, m.completedIn = m.ended.WithLabelValues(OutcomeCompleted, "ok"), m.duration.WithLabelValues(OutcomeCompleted)
 	if registerer == nil {
 		return m, nil
 	}
-	for _, c := range []prometheus.Collector{m.ended, m.inFlight, m.duration, m.accept, m.firstRow, m.rows, m.bytes, m.again, droppedCollector{receivers}} {
-		if err := registerer.Register(c); err != nil {
-			m.close()
-			return nil, err
-		}
-		m.registered = append(m.registered, c)
-	}
-	return m, nil
+	return m, registerer.Register(m)
 }
 
 // count adds one ended run.
 func (m *metrics) count(run *run, o *Outcome) {
-	ended, duration := m.completed, m.completedIn
-	if o.Err != nil {
-		ended, duration = m.ended.WithLabelValues(o.Code, string(o.Err.Code)), m.duration.WithLabelValues(o.Code)
+	ran := run.ended.Sub(run.began).Seconds()
+	accept, accepted := hop(run.phases, PhaseAssigned, PhaseAccepted)
+	firstRow, streamed := hop(run.phases, PhaseAccepted, PhaseFirstRow)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if o.Err == nil {
+		m.completed++
+		m.completedIn.observe(ran)
+	} else {
+		m.failed[failedAs{o.Code, string(o.Err.Code)}]++
+		if m.failedIn[o.Code] == nil {
+			m.failedIn[o.Code] = newHistogram(durationBuckets)
+		}
+		m.failedIn[o.Code].observe(ran)
 	}
-	ended.Inc()
-	duration.Observe(run.ended.Sub(run.began).Seconds())
-	if d, ok := hop(o.Phases, PhaseAssigned, PhaseAccepted); ok {
-		m.accept.Observe(d.Seconds())
+	if accepted {
+		m.accept.observe(accept.Seconds())
 	}
-	if d, ok := hop(o.Phases, PhaseAccepted, PhaseFirstRow); ok {
-		m.firstRow.Observe(d.Seconds())
+	if streamed {
+		m.firstRow.observe(firstRow.Seconds())
 	}
-	m.rows.Add(float64(max(run.rows, 0)))
-	m.bytes.Add(float64(max(run.bytes, 0)))
+	m.rows += max(run.rows, 0)
+	m.bytes += max(run.bytes, 0)
 }
 
-// close takes the collectors out of the registerer.
-func (m *metrics) close() {
-	for _, c := range m.registered {
-		m.registerer.Unregister(c)
+// republished counts an assignment that is published again.
+func (m *metrics) republished() {
+	m.mu.Lock()
+	m.again++
+	m.mu.Unlock()
+}
+
+// Describe is a prometheus.Collector's.
+func (m *metrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{endedDesc, inFlightDesc, durationDesc, acceptDesc, firstRowDesc, rowsDesc, bytesDesc, againDesc, droppedDesc} {
+		ch <- d
 	}
 }
 
-var droppedDesc = prometheus.NewDesc("runbus_results_dropped_total",
-	"Messages of runners that belong to no dispatch that waits for them, by reason (SPEC D5).", []string{"reason"}, nil)
+// Collect is a prometheus.Collector's.
+func (m *metrics) Collect(ch chan<- prometheus.Metric) {
+	for _, c := range m.collect() {
+		ch <- c
+	}
+}
 
-// droppedCollector reads the counts that the result streams keep.
-type droppedCollector struct{ receivers *bus.Receivers }
-
-func (c droppedCollector) Describe(ch chan<- *prometheus.Desc) { ch <- droppedDesc }
-
-func (c droppedCollector) Collect(ch chan<- prometheus.Metric) {
-	dropped := c.receivers.Dropped()
+// collect is Collect without waiting for anybody who takes it.
+func (m *metrics) collect() []prometheus.Metric {
+	inFlight, dropped := m.inFlight(), m.receivers.Dropped()
+	counter := func(d *prometheus.Desc, n float64, labels ...string) prometheus.Metric {
+		return prometheus.MustNewConstMetric(d, prometheus.CounterValue, n, labels...)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	all := []prometheus.Metric{
+		counter(endedDesc, float64(m.completed), OutcomeCompleted, "ok"),
+		m.completedIn.metric(durationDesc, OutcomeCompleted),
+		m.accept.metric(acceptDesc), m.firstRow.metric(firstRowDesc),
+		counter(rowsDesc, float64(m.rows)), counter(bytesDesc, float64(m.bytes)), counter(againDesc, float64(m.again)),
+		prometheus.MustNewConstMetric(inFlightDesc, prometheus.GaugeValue, float64(inFlight)),
+	}
+	for f, n := range m.failed {
+		all = append(all, counter(endedDesc, float64(n), f.outcome, f.code))
+	}
+	for outcome, h := range m.failedIn {
+		all = append(all, h.metric(durationDesc, outcome))
+	}
 	for _, reason := range []bus.DropReason{
 		bus.DropUnknown, bus.DropLate, bus.DropDuplicate, bus.DropForeign, bus.DropSession, bus.DropGap, bus.DropOverrun, bus.DropInvalid,
 	} {
-		ch <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(dropped[reason]), string(reason))
+		all = append(all, counter(droppedDesc, float64(dropped[reason]), string(reason)))
 	}
+	return all
+}
+
+// close takes them out of the registerer.
+func (m *metrics) close() {
+	if m.registerer != nil {
+		m.registerer.Unregister(m)
+	}
+}
+
+// histogram counts values by the bucket that they fall into. Not safe for concurrent use.
+type histogram struct {
+	bounds []float64 // upper ones, which belong to their bucket
+	counts []uint64
+	count  uint64
+	sum    float64
+}
+
+func newHistogram(bounds []float64) *histogram {
+	return &histogram{bounds: bounds, counts: make([]uint64, len(bounds))}
+}
+
+func (h *histogram) observe(v float64) {
+	for i, bound := range h.bounds {
+		if v <= bound {
+			h.counts[i]++
+			break
+		}
+	}
+	h.count++
+	h.sum += v
+}
+
+// metric is what has been observed.
+func (h *histogram) metric(d *prometheus.Desc, labels ...string) prometheus.Metric {
+	below, buckets := uint64(0), make(map[float64]uint64, len(h.bounds))
+	for i, bound := range h.bounds {
+		below += h.counts[i]
+		buckets[bound] = below
+	}
+	return prometheus.MustNewConstHistogram(d, h.count, h.sum, buckets, labels...)
 }
 
 // known are the codes of this platform, which may be a label; nothing else of a runner's may.

@@ -62,10 +62,11 @@ func (r *run) timeline() trace.Timeline {
 // maxNamed bounds what a caller's words take of a timeline.
 const maxNamed = 64
 
-// conclude ends the timeline and the span of a run. It comes when the outcome is complete.
-func (r *run) conclude(o *Outcome) {
+// conclude ends the timeline and the span of a run. It comes when the outcome is complete. It returns the steps of that timeline, nil if
+// there is none.
+func (r *run) conclude(o *Outcome) []PhaseAt {
 	if r.live == nil && r.span == nil {
-		return
+		return nil
 	}
 	t := r.timeline()
 	t.State, t.Outcome = trace.StateEnded, o.Code
@@ -77,7 +78,7 @@ func (r *run) conclude(o *Outcome) {
 	}
 	r.live.End(t)
 	if r.span == nil {
-		return
+		return t.Phases
 	}
 	if r.span.IsRecording() {
 		r.span.SetAttributes(attribute.String("runbus.tenant", t.Tenant), attribute.String("runbus.runner.id", t.RunnerID),
@@ -92,6 +93,7 @@ func (r *run) conclude(o *Outcome) {
 		}
 	}
 	r.span.End(oteltrace.WithTimestamp(ended))
+	return t.Phases
 }
 
 // blame says why the run does not get on, for its timeline; the first word counts.

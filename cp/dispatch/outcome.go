@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -133,9 +132,14 @@ func (d *Dispatcher) finish(run *run, end ending) Outcome {
 			Code: runbusv1.NoticeCode_NOTICE_CODE_RUNNER_ISOLATION, Message: o.Err.Message,
 		})
 	}
-	o.Phases = slices.Clone(run.phases) // nothing is added any more
 	run.completed = end.code == OutcomeCompleted
-	run.conclude(&o)
+	phases := run.conclude(&o)
+	if run.phased {
+		o.Phases = phases
+		if o.Phases == nil {
+			o.Phases = slices.Clone(run.phases) // nothing is added any more
+		}
+	}
 	d.record(run, &o)
 	d.metrics.count(run, &o)
 	return o
@@ -187,11 +191,11 @@ func (d *Dispatcher) record(run *run, o *Outcome) {
 	details := run.details[:0]                                 // in the order of their names
 	accepted, rows, bytes := run.accepted, run.rows, run.bytes // nobody writes them any more
 	if accepted {
-		details = append(details, audit.Detail{Name: "bytes", Value: strconv.FormatInt(bytes, 10)}, audit.Detail{Name: "chosen", Value: chosen})
+		details = append(details, audit.Int("bytes", bytes), audit.Detail{Name: "chosen", Value: chosen})
 	}
 	details = append(details, audit.Detail{Name: "outcome", Value: o.Code})
 	if accepted {
-		details = append(details, audit.Detail{Name: "ran", Value: run.ended.Sub(run.acceptedAt).String()})
+		details = append(details, audit.Took("ran", run.ended.Sub(run.acceptedAt)))
 	}
 	if o.Err != nil {
 		outcome = string(o.Err.Code)
@@ -200,7 +204,7 @@ func (d *Dispatcher) record(run *run, o *Outcome) {
 			"outcome", o.Code, "code", o.Err.Code, "error", o.Err.Message, "cause", o.Err.Cause)
 	}
 	if accepted {
-		details = append(details, audit.Detail{Name: "rows", Value: strconv.FormatInt(rows, 10)})
+		details = append(details, audit.Int("rows", rows))
 	}
 	if runner != "" {
 		details = append(details, audit.Detail{Name: "runner", Value: runner})

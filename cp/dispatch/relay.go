@@ -93,7 +93,7 @@ func (d *Dispatcher) relay(run *run, sink Sink) ending {
 	run.dueAt(run.endsAt)
 	run.guard.sink = sink
 	defer run.sum.Close()
-	if end := d.tell(run, sink, nil); end != nil {
+	if end := d.tell(run, sink, nil, nil); end != nil {
 		return *end
 	}
 	for {
@@ -117,13 +117,12 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 	case *runbusv1.RunnerWorkChunk:
 		run.sum.Add(f.GetArrowIpc())
 		run.count(f.GetRows(), f.GetBytes())
+		var first *runbusv1.RunFetchUpdate
 		if run.runner.Can.ChunksTell && !run.streaming {
 			run.streaming = true
-			if end := d.tell(run, sink, run.streamingFrom(f)); end != nil {
-				return end
-			}
+			first = run.streamingFrom(f)
 		}
-		return d.tell(run, sink, f)
+		return d.tell(run, sink, first, f)
 	case *runbusv1.RunnerWorkProgress:
 		if f.Update == nil {
 			f.Update = &runbusv1.RunFetchUpdate{}
@@ -140,7 +139,7 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		case runbusv1.Phase_PHASE_STREAMING:
 			run.streaming = true
 		}
-		return d.tell(run, sink, f)
+		return d.tell(run, sink, nil, f)
 	case *runbusv1.RunnerWorkResult:
 		run.over = d.resultEnding(run, f, true)
 		return &run.over
@@ -156,8 +155,8 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 }
 
 // streamingFrom is the progress that the first chunk of a runner stands for which sends none with it (RunnerWorkAssignment.chunks_tell).
-// It has no number of its own, and the time of the first rows, or now.
-func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunnerWorkProgress {
+// It has the time of the first rows, or now.
+func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunFetchUpdate {
 	at := r.lastRow
 	if at.IsZero() {
 		at = r.now()
@@ -165,18 +164,28 @@ func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunnerWor
 	r.updateAt.Seconds, r.updateAt.Nanos = at.Unix(), int32(at.Nanosecond())
 	u := &r.update
 	u.Phase, u.Rows, u.Bytes, u.At = runbusv1.Phase_PHASE_STREAMING, first.GetRows(), first.GetBytes(), &r.updateAt
-	r.progress.Update = u
-	return &r.progress
+	return u
 }
 
-// tell has the caller take a frame, nil for the acceptance, and consumes it. It returns how the run ended if that was meanwhile, or
-// because the caller has gone.
-func (d *Dispatcher) tell(run *run, sink Sink, frame bus.Frame) *ending {
+// tell has the caller take a frame, nil for the acceptance, and consumes it; first, if not nil, is the progress that it stands for. It
+// returns how the run ended if that was meanwhile, or because the caller has gone.
+func (d *Dispatcher) tell(run *run, sink Sink, first *runbusv1.RunFetchUpdate, frame bus.Frame) *ending {
 	d.called(run)
 	var err error
+	if first != nil {
+		err = sink.Progress(first)
+		if run.calling.Load() == guarded { // it took long
+			if end := run.returned(); end != nil {
+				return end
+			}
+			d.called(run)
+		}
+	}
 	switch f := frame.(type) {
 	case *runbusv1.RunnerWorkChunk:
-		err = sink.Chunk(f.GetArrowIpc())
+		if err == nil {
+			err = sink.Chunk(f.GetArrowIpc())
+		}
 	case *runbusv1.RunnerWorkProgress:
 		err = sink.Progress(f.GetUpdate())
 	default:

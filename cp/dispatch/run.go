@@ -35,13 +35,12 @@ type run struct {
 	nudge     func()       // receiver.Nudge
 	watch     registry.Watch
 	opening   audit.Opening
-	event     audit.Brief                 // memory for that of its end
-	details   [8]audit.Detail             // …and for its details
-	body      []byte                      // …and for the assignment
-	progress  runbusv1.RunnerWorkProgress // …and for the one that the first chunk stands for,
-	update    runbusv1.RunFetchUpdate     // …its update,
-	updateAt  timestamppb.Timestamp       // …and its time
-	lastThere string                      // there, of this run or the one before
+	event     audit.Brief             // memory for that of its end
+	details   [8]audit.Detail         // …and for its details
+	body      []byte                  // …and for the assignment
+	update    runbusv1.RunFetchUpdate // …for the progress that the first chunk stands for,
+	updateAt  timestamppb.Timestamp   // …and for its time
+	lastThere string                  // there, of this run or the one before
 
 	asked   atomic.Bool  // Cancel or Close asks it to stop
 	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
@@ -66,6 +65,7 @@ type facts struct {
 	kind     string                    // of its source
 	secrets  map[string]string
 	timeout  time.Duration
+	phased   bool // the outcome is to have the phases
 	began    time.Time
 	deadline time.Time
 	endsAt   int64 // deadline, by Dispatcher.clock
@@ -138,7 +138,7 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 		actor = req.Caller.Actor()
 	}
 	r.facts = facts{
-		caller: req.Caller, actor: actor, named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout,
+		caller: req.Caller, actor: actor, named: req.Runner, kind: req.Fetch.GetSource().GetKind(), secrets: req.Secrets, timeout: req.Timeout, phased: req.Phases,
 		began: now, replica: d.Replica(), here: d.here, now: d.d.Now, runner: &nobody,
 	}
 	r.phases = append(r.steps[:0], PhaseAt{Phase: PhaseQueued, At: now, By: d.here})

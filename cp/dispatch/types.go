@@ -27,6 +27,8 @@ type Request struct {
 	Secrets map[string]string
 	// Timeout bounds the whole fetch. Zero, or more than Deps.Timeout, means Deps.Timeout.
 	Timeout time.Duration
+	// Phases asks for Outcome.Phases.
+	Phases bool
 }
 
 // Sink takes what a fetch yields while it runs. Its methods, but Abandon, are called from one goroutine at a time, never after
@@ -73,7 +75,7 @@ type Outcome struct {
 	Response *runbusv1.RunFetchResponse
 	// Notices are those of the response and those of the control plane (SPEC D10).
 	Notices []*runbusv1.Notice
-	Phases  []PhaseAt
+	Phases  []PhaseAt // nil unless they were asked for
 }
 
 // The phases of the timeline that the control plane itself sees (SPEC D17). `connecting` and `querying` are the runner's.
