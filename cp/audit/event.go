@@ -88,6 +88,15 @@ func (d Detail) text() string {
 	return d.Value
 }
 
+// append appends the detail as a member of a JSON object.
+func (d *Detail) append(b []byte) ([]byte, error) {
+	b, err := appendText(b, d.Name)
+	if err != nil {
+		return nil, err
+	}
+	return d.appendValue(append(b, ':'))
+}
+
 // appendValue appends the detail's value as a JSON string.
 func (d *Detail) appendValue(b []byte) ([]byte, error) {
 	switch d.form {
@@ -190,11 +199,7 @@ func appendWhat(b []byte, e *Brief) ([]byte, error) {
 	}
 	before := `,"details":{`
 	for i := range e.Details {
-		d := &e.Details[i]
-		if b, err = appendText(append(b, before...), d.Name); err != nil {
-			return nil, err
-		}
-		if b, err = d.appendValue(append(b, ':')); err != nil {
+		if b, err = e.Details[i].append(append(b, before...)); err != nil {
 			return nil, err
 		}
 		before = `,`
@@ -256,8 +261,8 @@ const (
 	digits32  = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 )
 
-// append appends the next id, of this time.
-func (c *counter) append(b []byte, at time.Time) []byte {
+// next moves on to the next id, of this time, which is then in c.text; c.last is its number.
+func (c *counter) next(at time.Time) {
 	if ms := at.UnixMilli(); ms != c.ms || c.last == 0 {
 		c.ms = ms
 		fresh := schemas.NewULID(at)
@@ -272,7 +277,6 @@ func (c *counter) append(b []byte, at time.Time) []byte {
 			break // the digits before are those of the last number
 		}
 	}
-	return append(b, c.text[:]...)
 }
 
 // clock writes times, of which many are within one second. Not safe for concurrent use; the zero value is ready.

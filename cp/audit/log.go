@@ -60,6 +60,7 @@ type Log struct {
 	clock     clock
 	ids       counter
 	who       who
+	said      said
 	openings  openings // not yet in pending
 	pending   []part
 	spare     [][]byte // memory of notes that were written
@@ -347,7 +348,7 @@ func (l *Log) attempt(ctx context.Context, batch []part) error {
 		}
 		head, _ = l.end()
 	}
-	body, err := l.encode(head, batch)
+	body, err := l.assemble(head, batch)
 	if err != nil {
 		return err
 	}
@@ -375,8 +376,8 @@ func (l *Log) attempt(ctx context.Context, batch []part) error {
 	}
 }
 
-// encode is the stored form of the batch behind head, until it is called again, or the memory of the batch is used again.
-func (l *Log) encode(head chain, batch []part) ([]byte, error) {
+// assemble is the stored form of the batch behind head, until it is called again, or the memory of the batch is used again.
+func (l *Log) assemble(head chain, batch []part) ([]byte, error) {
 	if len(batch) == 1 && batch[0].record == nil { // of most dispatches
 		if body, ok, err := head.around(batch[0].notes, l.writer); ok || err != nil {
 			return body, err
