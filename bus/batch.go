@@ -18,23 +18,24 @@ type batch struct {
 // part is what a batch has of one stream: frames from a number on.
 type part struct {
 	sender     *Sender
+	dispatch   string // of sender, then
 	seq, epoch uint64
 }
 
-// add copies one frame of a stream.
+// add copies one frame of a stream, whose lock is held.
 func (b *batch) add(one *Sender, f encoded, seq, epoch uint64) {
 	b.body = append(b.body, f.entry...)
 	b.rows = b.rows || hasRows(f.field)
 	b.frames++
 	if n := len(b.parts); n == 0 || b.parts[n-1].sender != one || b.parts[n-1].epoch != epoch {
-		b.parts = append(b.parts, part{one, seq, epoch})
+		b.parts = append(b.parts, part{one, one.dispatch, seq, epoch})
 	}
 }
 
 // single reports whether all frames are of one stream.
 func (b *batch) single() bool {
 	for _, p := range b.parts[1:] {
-		if p.sender != b.parts[0].sender {
+		if p.dispatch != b.parts[0].dispatch {
 			return false
 		}
 	}
@@ -44,14 +45,13 @@ func (b *batch) single() bool {
 // message is what is in the batch, for a runner's replica. Its body is valid until the batch is cleared.
 func (b *batch) message(ref schemas.RunnerRef) *nats.Msg {
 	msg := &nats.Msg{Header: frameHeaders[framesName], Data: b.body}
-	first := b.parts[0].sender
-	switch one := b.single(); {
-	case !one:
+	switch first := b.parts[0].dispatch; {
+	case !b.single():
 		msg.Subject = schemas.ResultDataSubject(ref, b.replica, together)
 	case b.rows:
-		msg.Subject = first.data()
+		msg.Subject = schemas.ResultDataSubject(ref, b.replica, first)
 	default:
-		msg.Subject = first.ctl()
+		msg.Subject = schemas.ResultCtlSubject(ref, b.replica, first)
 	}
 	if b.frames == 1 {
 		msg.Header, msg.Data = alone(b.body)
@@ -89,13 +89,13 @@ const mostBatches = 16
 // publish sends up to most messages of one stream, or puts them into the batch of its replica. It reports whether there is more.
 // Only who has the writer's part calls it.
 func (s *Senders) publish(one *Sender, most int) (more bool) {
-	b := s.batch(one.replica)
 	one.mu.Lock()
 	one.settle() // what has waited as long as it may
-	trace := one.trace
+	trace, replica := one.trace, one.replica
 	shared := one.together && trace.Parent == ""
 	several := shared || one.bundles
 	one.mu.Unlock()
+	b := s.batch(replica)
 	if !shared {
 		s.flush(b, Trace{})
 		defer s.flush(b, trace)

@@ -35,7 +35,7 @@ type outbox struct {
 	merged   *runbusv1.RunnerWorkProgress // newest progress that waits for room
 	final    bool                         // the result is in frames, or acknowledged
 
-	epoch      uint64 // counts the moves of the cursor that a publish under way must not undo
+	epoch      uint64 // counts the moves of the cursor that a publish under way must not undo, in all streams that had this memory
 	publishing uint64 // number of the large frame that is being published without the lock, 0 for none
 	stalled    bool   // a publish failed: nothing goes out until resume or credit
 	resuming   bool   // nothing goes out until the replica answers a resume
@@ -62,9 +62,9 @@ type frameMemory struct {
 
 var frameMemories = sync.Pool{New: func() any { return new(frameMemory) }}
 
-// init begins a stream.
+// init begins a stream, in memory that may have been another's, which had let go of its frames.
 func (o *outbox) init(window int64, now time.Time) {
-	o.window, o.cursor, o.heardAt, o.movedAt = clampWindow(window), 1, now, now
+	*o = outbox{epoch: o.epoch + 1, window: clampWindow(window), cursor: 1, heardAt: now, movedAt: now}
 }
 
 // encode encodes a frame for push, in memory if there is room.
@@ -157,13 +157,15 @@ func (o *outbox) peek() int {
 	return o.frames[o.cursor-o.acked-1].size()
 }
 
-// failed says that the link did not take frame seq and those after it. They stay, and go out again after resume.
-func (o *outbox) failed(seq, epoch uint64) {
+// failed says that the link did not take frame seq and those after it. They stay, and go out again after resume. It reports whether that
+// means anything: not if the stream was resumed in the meantime and will send them anyway, or is another one by now.
+func (o *outbox) failed(seq, epoch uint64) bool {
 	if epoch != o.epoch {
-		return // the stream was resumed in the meantime and will send it anyway
+		return false
 	}
 	o.cursor = max(min(o.cursor, seq), o.acked+1)
 	o.stalled = true
+	return true
 }
 
 // resume begins again after a reconnect: what is unacknowledged may be lost.
@@ -202,7 +204,10 @@ func (o *outbox) sent() uint64 {
 
 // credit takes an acknowledgement in. It reports whether the credit was one of this stream.
 func (o *outbox) credit(c credit, now time.Time) bool {
-	if c.acknowledged > o.last {
+	if c.settled {
+		c.acknowledged, c.window = o.last, o.window
+	}
+	if c.acknowledged > o.last || c.settled && !o.final {
 		return false // of frames that were never sent: not from a receiver of this stream
 	}
 	o.heardAt = now

@@ -13,17 +13,23 @@ import (
 )
 
 // Sender is the result stream of one dispatch at the runner. It is safe for concurrent use; frames get their numbers in
-// the order in which Send took them.
+// the order in which Send took them. Its memory may be another stream's afterwards (Spent): who might still have it then, which are
+// the writer and who looks at all streams, reads what it is with the lock held, and knows by outbox.epoch whether it is another's.
 type Sender struct {
+	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy and not ready since
+
+	mu  sync.Mutex
+	out outbox
+	stream
+}
+
+// stream is what a Sender begins with anew.
+type stream struct {
 	all               *Senders
 	dispatch, session string
 	replica           string
 	bad               error // the ids don't make a subject
 
-	queued, lingers bool // guarded by all.mu: it is in all.ready, in all.lazy and not ready since
-
-	mu       sync.Mutex
-	out      outbox
 	bundles  bool                      // the replica reads RunnerWorkFrames
 	together bool                      // …with frames of several dispatches
 	whole    bool                      // …or of all of a dispatch in one
@@ -37,6 +43,7 @@ type Sender struct {
 	silent   bool                      // the replica is
 	onSilent func()                    // called then
 	orphaned chan struct{}             // closed then; nil until somebody asks for it
+	settled  bool                      // the replica has all, and ended was called with nil
 }
 
 // ctl and data are the subjects of the stream.
@@ -95,14 +102,14 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	final := s.out.final
+	final, bytes := s.out.final, s.out.peek()
 	lazy := s.bundles && !final && s.out.held < bundleBytes
 	s.mu.Unlock()
 	switch {
 	case lazy:
 		s.all.linger(s)
 	case final && n == 0:
-		s.all.push(s)
+		s.all.push(s, bytes)
 	default:
 		s.all.enqueue(s)
 	}
@@ -120,12 +127,13 @@ func (s *Sender) Deliver(result *runbusv1.RunnerWorkResult, ended func(error)) {
 // are the caller's again when it returns. After Whole they leave in one frame with what was sent before, if nothing of that has left, and
 // together they are small.
 func (s *Sender) Finish(last *runbusv1.RunnerWorkChunk, result *runbusv1.RunnerWorkResult, ended func(error)) {
-	err := s.bad
+	err, bytes := s.bad, 0
 	if err == nil {
 		s.mu.Lock()
 		if err = s.finish(last, result); err == nil {
 			s.ended = ended
 		}
+		bytes = s.out.peek()
 		s.mu.Unlock()
 	}
 	if err != nil {
@@ -133,7 +141,7 @@ func (s *Sender) Finish(last *runbusv1.RunnerWorkChunk, result *runbusv1.RunnerW
 		ended(err)
 		return
 	}
-	s.all.push(s)
+	s.all.push(s, bytes)
 }
 
 // take numbers and keeps one frame. The lock is held.
@@ -261,9 +269,22 @@ func (s *Sender) Close() {
 	s.fail(ErrClosed)
 }
 
+// Spent reports whether the stream is over, was one frame, and its memory may be another's (Senders.OpenIn). It is to be asked when ended,
+// see Deliver, was called with nil and all other calls have returned.
+func (s *Sender) Spent() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.settled && s.out.last == 1 && !s.silent && s.orphaned == nil
+}
+
 // fail ends the stream.
 func (s *Sender) fail(err error) {
 	s.mu.Lock()
+	s.failLocked(err)
+}
+
+// failLocked is fail with the lock held, which it gives back.
+func (s *Sender) failLocked(err error) {
 	if s.err != nil {
 		s.mu.Unlock()
 		return
@@ -318,6 +339,7 @@ func (s *Sender) credit(c credit, now time.Time) (more bool, ended func(error)) 
 	s.notify()
 	if s.ended != nil && s.out.acked == s.out.last {
 		ended, s.err, s.ended = s.ended, ErrClosed, nil
+		s.settled = true
 		return false, ended
 	}
 	return s.out.ready(), nil
@@ -356,11 +378,11 @@ func (s *Sender) published() {
 func (s *Sender) unsent(seq, epoch uint64, err error) {
 	s.mu.Lock()
 	s.out.publishing = 0
-	s.out.failed(seq, epoch)
-	s.mu.Unlock()
-	if !IsLinkError(err) {
-		s.fail(err)
+	if s.out.failed(seq, epoch) && !IsLinkError(err) {
+		s.failLocked(err)
+		return
 	}
+	s.mu.Unlock()
 }
 
 // look acts on what time brings: a resume that is due, a replica that is silent. It reports whether there is something to publish.
@@ -374,15 +396,21 @@ func (s *Sender) look(now time.Time, t timing) (more bool) {
 		s.tellSilent()
 	}
 	ask := s.err == nil && s.out.probe(now, t.resume, t.probe)
-	sent, acknowledged := s.out.sent(), s.out.acked
 	more = s.out.ready()
-	s.mu.Unlock()
 	if !ask {
+		s.mu.Unlock()
 		return more
 	}
-	resume := &runbusv1.RunnerWorkResume{DispatchId: s.dispatch, Session: s.session, Sent: sent, Acknowledged: acknowledged}
-	if err := s.all.conn.Publish(s.ctl(), resume); err != nil && !IsLinkError(err) {
-		s.fail(errors.Join(ErrClosed, err))
+	resume := &runbusv1.RunnerWorkResume{DispatchId: s.dispatch, Session: s.session, Sent: s.out.sent(), Acknowledged: s.out.acked}
+	all, ctl, epoch := s.all, s.ctl(), s.out.epoch
+	s.mu.Unlock()
+	if err := all.conn.Publish(ctl, resume); err != nil && !IsLinkError(err) {
+		s.mu.Lock()
+		if s.out.epoch == epoch {
+			s.failLocked(errors.Join(ErrClosed, err))
+			return more
+		}
+		s.mu.Unlock()
 	}
 	return more
 }

@@ -41,18 +41,19 @@ type Senders struct {
 	stop    chan struct{}
 	stopped chan struct{}
 
-	batches []batch    // with nothing in them between drains; belong to who has the writer's part
-	credit  creditTurn // belongs to the subscription's callback
+	batches []batch // with nothing in them between drains; belong to who has the writer's part
 
-	mu      sync.Mutex
-	open    map[string]*Sender // by dispatch
-	ready   []*Sender          // with something to publish, in turn
-	lazy    []*Sender          // with something that may wait a little, if they linger still
-	spare   []*Sender          // memory for ready
-	waiting bool               // lingers runs
-	writing bool               // somebody has the writer's part
-	asleep  bool               // nobody looks at deadlines: no stream was open
-	closed  bool
+	mu        sync.Mutex
+	open      map[string]*Sender // by dispatch
+	ready     []*Sender          // with something to publish, in turn
+	gathered  int                // bytes that push has added to them
+	gathering gathering
+	lazy      []*Sender // with something that may wait a little, if they linger still
+	spare     []*Sender // memory for ready
+	waiting   bool      // lingers runs
+	writing   bool      // somebody has the writer's part
+	asleep    bool      // nobody looks at deadlines: no stream was open
+	closed    bool
 }
 
 // NewSenders subscribes the credit of the runner's dispatches on c. The connection should have no reconnect buffer
@@ -75,33 +76,49 @@ func NewSenders(c *Conn, ref schemas.RunnerRef, options ...Option) (*Senders, er
 	return s, nil
 }
 
+// Opening is how the stream of a dispatch begins: as its assignment says.
+type Opening struct {
+	Dispatch, Session, Replica string
+	WindowBytes                int64 // 0 means 1 MiB, more than 4 MiB means 4 MiB
+
+	// See the methods of Sender of these names.
+	Bundle, Together, Whole bool
+	Trace                   Trace
+	OnOrphaned              func()
+}
+
 // Open begins the stream of one dispatch to the replica that waits for it. dispatch, session, replica and windowBytes are
-// those of the assignment; a window of 0 means 1 MiB, more than 4 MiB means 4 MiB. A stream that is open for the dispatch is closed.
+// those of the assignment; see Opening. A stream that is open for the dispatch is closed.
 func (s *Senders) Open(dispatch, session, replica string, windowBytes int64) *Sender {
 	one := &Sender{}
-	s.OpenIn(one, dispatch, session, replica, windowBytes, s.now())
+	s.OpenIn(one, Opening{Dispatch: dispatch, Session: session, Replica: replica, WindowBytes: windowBytes}, s.now())
 	return one
 }
 
-// OpenIn is Open in memory of the caller's, a Sender that was never used, for who knows the time.
-func (s *Senders) OpenIn(one *Sender, dispatch, session, replica string, windowBytes int64, now time.Time) {
-	one.all, one.dispatch, one.session, one.replica = s, dispatch, session, replica
-	one.out.init(windowBytes, now)
-	if !schemas.ValidToken(replica) || !schemas.ValidToken(dispatch) {
-		one.bad = schemas.Errorf(schemas.CodeInvalid, "replica %q and dispatch %q don't make a subject", clip(replica), clip(dispatch))
+// OpenIn is Open in memory of the caller's, a Sender that was never used, or is Spent, for who knows the time.
+func (s *Senders) OpenIn(one *Sender, o Opening, now time.Time) {
+	one.mu.Lock()
+	one.out.init(o.WindowBytes, now)
+	one.stream = stream{
+		all: s, dispatch: o.Dispatch, session: o.Session, replica: o.Replica, bundles: o.Bundle, together: o.Together, whole: o.Whole,
+		trace: o.Trace.clamped(), onSilent: o.OnOrphaned,
 	}
-	s.mu.Lock()
-	before := s.open[dispatch]
+	if !schemas.ValidToken(o.Replica) || !schemas.ValidToken(o.Dispatch) {
+		one.bad = schemas.Errorf(schemas.CodeInvalid, "replica %q and dispatch %q don't make a subject", clip(o.Replica), clip(o.Dispatch))
+	}
+	s.mu.Lock() // within the stream's: nobody finds it before it is whole
+	before := s.open[o.Dispatch]
 	if s.closed {
 		one.err = ErrClosed
 	} else {
-		s.open[dispatch] = one
+		s.open[o.Dispatch] = one
 		one.working = true
 		s.working.Add(1)
 	}
 	asleep := s.asleep
 	s.asleep = false
 	s.mu.Unlock()
+	one.mu.Unlock()
 	if asleep {
 		poke(s.awake)
 	}
@@ -184,41 +201,24 @@ func (s *Senders) enqueue(one *Sender) {
 	}
 }
 
-// push has a stream published now: by whoever writes already, or by the caller.
-func (s *Senders) push(one *Sender) {
+// push has a stream published now, by whoever writes already or by the caller. It has so many bytes more: with enough for a bundle those
+// who came together are not waited for.
+func (s *Senders) push(one *Sender, bytes int) {
 	s.mu.Lock()
 	s.add(one)
-	if s.writing {
+	s.gathered += bytes
+	full := s.gathered >= bundleBytes
+	if s.writing && (!full || !s.gathering.takeOver()) {
 		s.mu.Unlock()
 		return
 	}
 	s.writing = true
+	if !full && s.working.Load() > 0 && !s.gathering.giveWay(&s.mu, func() int { return len(s.ready) }) {
+		s.mu.Unlock()
+		return
+	}
 	s.mu.Unlock()
-	if s.working.Load() > 0 {
-		yield(&s.mu, &s.ready) // to those who are about to send: their frames go into the same write
-	}
 	s.drain(rounds)
-}
-
-// Who is about to write gives way mostYields times at most, and not when there is enough in the queue.
-const (
-	mostYields = 4
-	enough     = 64
-)
-
-// yield lets other goroutines run that are ready to, as long as that makes the queue longer.
-func yield[T any](mu *sync.Mutex, queue *[]T) {
-	before := 0
-	for range mostYields {
-		runtime.Gosched()
-		mu.Lock()
-		n := len(*queue)
-		mu.Unlock()
-		if n <= before || n >= enough {
-			return
-		}
-		before = n
-	}
 }
 
 // linger has a stream published soon, unless it is earlier for another reason.
@@ -242,7 +242,7 @@ func (s *Senders) drain(most int) {
 	for range most {
 		s.mu.Lock()
 		turn := s.ready
-		s.ready, s.spare = s.spare[:0], nil
+		s.ready, s.spare, s.gathered = s.spare[:0], nil, 0
 		if len(turn) == 0 {
 			s.writing, s.spare = false, turn
 			s.mu.Unlock()
@@ -285,7 +285,7 @@ func (s *Senders) write() {
 		case <-s.stop:
 			return
 		case <-s.wake:
-			yield(&s.mu, &s.ready) // as in push
+			runtime.Gosched() // to those who are about to send
 		case <-s.lingers.C:
 			s.mu.Lock()
 			s.waiting = false

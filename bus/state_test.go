@@ -44,7 +44,7 @@ func newWorld(window int64) *world {
 	w := &world{now: time.Unix(1000, 0), timing: newTiming(nil)}
 	ref := schemas.RunnerRef{Tenant: "acme", Runner: "edge"}
 	all := &Senders{ref: ref, now: func() time.Time { return w.now }, wake: make(chan struct{}, 1)}
-	w.sender = &Sender{all: all, dispatch: testDispatch, session: testSession, replica: "c"}
+	w.sender = &Sender{stream: stream{all: all, dispatch: testDispatch, session: testSession, replica: "c"}}
 	w.sender.out.init(window, w.now)
 	w.in.init(window, window)
 	return w
@@ -70,7 +70,7 @@ func (w *world) sendChunk(t *rapid.T, size int) {
 // publish moves what the sender would write onto the network.
 func (w *world) publish() {
 	w.sender.settle()
-	for b := (batch{}); ; {
+	for b := (batch{replica: w.sender.replica}); ; {
 		large, _, _, full := w.sender.gather(&b, w.sender.bundles)
 		if len(b.parts) > 0 {
 			msg := b.message(w.sender.all.ref)

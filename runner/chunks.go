@@ -26,13 +26,25 @@ type chunks struct {
 
 	due atomic.Int64 // uptime at which what is buffered is to be sent; 0: nothing is
 
-	mu    sync.Mutex
+	mu sync.Mutex
+	written
+}
+
+// written is what has become of a stream, with mu held.
+type written struct {
 	space *workspace // set before the first Write; not used when ended
 	buf   []byte
 	ended bool // the alarm does nothing any more
 	whole bool // all of the stream is in buf, and leaves with the result
 	sent  int64
 	err   error
+}
+
+// begin makes it the stream of another work. Nobody else has it.
+func (c *chunks) begin(ctx context.Context, sender *bus.Sender, alarm func(at time.Duration), fit *processors) {
+	c.ctx, c.sender, c.alarm, c.fit, c.counts = ctx, sender, alarm, fit, nil
+	c.due.Store(0)
+	c.written = written{}
 }
 
 // smallBuffers keeps the buffers of small results.

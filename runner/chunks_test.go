@@ -28,7 +28,7 @@ func TestLateRowsThatAreHeldLeaveOnce(t *testing.T) {
 		sender.Bundle()
 		sender.Whole()
 		must(t, sender.Send(t.Context(), &runbusv1.RunnerWorkAccepted{Pid: 4711}))
-		c := &chunks{ctx: t.Context(), sender: sender, alarm: func(time.Duration) {}, space: &workspace{}}
+		c := &chunks{ctx: t.Context(), sender: sender, alarm: func(time.Duration) {}, written: written{space: &workspace{}}}
 		c.space.digest.Scheme = bus.SchemeXXH3
 		c.counts = source.NewOutput(c, source.Limits{}, nil)
 		if n, err := c.Write(rows); n != len(rows) || err != nil {

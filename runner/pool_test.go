@@ -29,7 +29,7 @@ func TestPoolHoldsUpNobody(t *testing.T) {
 		ran.Done()
 	}
 	for range n {
-		p.run(&work{deadline: 1})
+		p.run(&work{facts: facts{deadline: 1}})
 		p.run(&work{})
 	}
 	here.Wait()

@@ -112,14 +112,15 @@ func (a *Agent) statement() *runbusv1.RunnerPolicy {
 func (w *work) recorded() (response *runbusv1.RunFetchResponse, err error) {
 	secrets, caller, err := w.secrets()
 	defer clear(secrets)
-	under := w.agent.policy.Begin(w.task.kind)
+	under := &w.lent.under
+	w.agent.policy.BeginIn(under, w.task.kind)
 	if w.agent.journal != nil {
 		response, err = w.between(under, secrets, caller, err)
 	} else if err == nil {
 		response, err = w.fetch(under, secrets)
 	}
 	if uncounted := under.End(); uncounted != nil {
-		w.log.Warn("the count of a budget may be too high", "error", uncounted)
+		w.log().Warn("the count of a budget may be too high", "error", uncounted)
 	}
 	return response, err
 }
@@ -177,7 +178,7 @@ func (w *work) journal(r chain.Record) error {
 	}
 	// Not the work's context: that a work was cancelled is recorded too.
 	if err := w.agent.journal.Append(context.Background(), r, w.task.credentialsFollow); err != nil {
-		w.log.Error("the journal can't be written: work is refused until it can", "error", err)
+		w.log().Error("the journal can't be written: work is refused until it can", "error", err)
 		return w.agent.worded(schemas.Wrap(schemas.CodeFailed, fmt.Errorf("journal: %w", err), "the runner can't write its journal, so it runs nothing").
 			WithHint("the runner's log has the cause: a full disk, perhaps; RUNNER_JOURNAL=off does without a journal"), childJournal)
 	}

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel/trace"
@@ -19,9 +21,26 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// work is one assignment. It is either refused or run, then its result is delivered.
+// work is one assignment. It is either refused or run, then its result is delivered. Its memory is another one's afterwards, if all went well:
+// then nobody has it any more who might still act (letGo).
 type work struct {
+	facts
+
 	agent   *Agent
+	sender  bus.Sender
+	stream  chunks
+	leaving outlet // to stream
+
+	// The methods onSilence, over and progress, made once.
+	silence func()
+	acked   func(error)
+	tells   func(phase runbusv1.Phase, message string, rows, bytes int64)
+
+	holders atomic.Int32 // who has it: the goroutine that runs it, and the stream until it is over
+}
+
+// facts are what a work begins with anew.
+type facts struct {
 	id      string
 	session string
 	task    task
@@ -29,17 +48,13 @@ type work struct {
 	ran     time.Duration // …and how long it took from then on; set when it has ended
 	refused error         // why it got no slot; nil if it did
 	sealed  chan *runbusv1.SealedCredential
-	sender  *bus.Sender
-	own     bus.Sender      // memory of sender
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
 	span    trace.Span
-	tag     tagged
-	log     *slog.Logger
-	ownLog  slog.Logger // memory of log
-	stream  chunks
-	leaving outlet     // to stream
+	lent    *lent
 	space   *workspace // of the goroutine that runs it
+	well    bool       // it gave a response
+	spent   bool       // …which the control plane has, as far as the stream knows nothing else came of it
 
 	// Guarded by works.mu. Both times are uptimes, 0 for none.
 	deadline  time.Duration // it is stopped then
@@ -47,7 +62,22 @@ type work struct {
 	silent    bool          // nobody seems to wait for the result
 	orphaned  bool          // ended, and silent
 	delivered bool          // acknowledged, or given up
+	shared    bool          // a goroutine beside its own was given it
 	held      int64         // ended: bytes of chunks that wait for their acknowledgement
+}
+
+// lent is what a connector gets of a work. It may keep that, so it is never another work's.
+type lent struct {
+	tag   tagged
+	log   slog.Logger
+	base  *net.Dialer
+	under policy.Fetch
+	out   source.Output
+}
+
+// dial is Env.Dial.
+func (l *lent) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	return source.GuardedDialBy(l.base, l.under.Dial)(ctx, network, addr)
 }
 
 // task is what an assignment asks for.
@@ -96,6 +126,9 @@ func (m *workspace) forget() {
 	m.response.Notices = nil
 }
 
+// log is that of the work.
+func (w *work) log() *slog.Logger { return &w.lent.log }
+
 // at is the control plane's time at that time here, in the workspace.
 func (w *work) at(here time.Time) *timestamppb.Timestamp {
 	t := w.agent.clock.at(here)
@@ -103,33 +136,49 @@ func (w *work) at(here time.Time) *timestamppb.Timestamp {
 	return &w.space.at
 }
 
-func newWork(a *Agent, m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) *work {
-	w := &work{
-		agent: a, id: m.GetDispatchId(), session: m.GetSession(), task: taskOf(m), began: began,
-		tag: tagged{a.log.Handler(), m.GetDispatchId()},
-	}
-	w.sender = &w.own
-	a.senders.OpenIn(w.sender, w.id, w.session, m.GetReplica(), m.GetWindowBytes(), began)
-	w.ownLog = *slog.New(&w.tag)
-	w.log = &w.ownLog
-	if w.task.credentialsFollow {
-		w.sealed = make(chan *runbusv1.SealedCredential, 1)
-	} else if w.task.bundles { // for `accepted` the control plane waits with the credentials
-		w.sender.Bundle()
-	}
-	if m.GetTogether() {
-		w.sender.Together()
-	}
-	if w.task.whole {
-		w.sender.Whole()
-	}
-	ctx, span, answers := a.startSpan(context.Background(), m, from)
-	w.span = span
-	w.sender.Trace(answers)
-	w.ctx, w.stop = context.WithCancelCause(ctx)
-	w.stream.ctx, w.stream.sender, w.stream.alarm, w.stream.fit = w.ctx, w.sender, a.works.wakeStream, a.fit
+// newWork is memory of a work that nobody has.
+func newWork(a *Agent) *work {
+	w := &work{agent: a}
+	w.silence, w.acked, w.tells = w.onSilence, w.over, w.progress
 	return w
 }
+
+// begin makes the work that of an assignment, which gets no slot if refused says why.
+func (w *work) begin(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time, refused error) {
+	a := w.agent
+	w.holders.Store(2)
+	w.facts = facts{id: m.GetDispatchId(), session: m.GetSession(), task: taskOf(m), began: began, refused: refused}
+	w.lent = &lent{tag: tagged{a.log.Handler(), w.id}, base: &a.dial}
+	w.lent.log = *slog.New(&w.lent.tag)
+	ctx, span, answers := a.startSpan(context.Background(), m, from)
+	w.span = span
+	w.ctx, w.stop = context.WithCancelCause(ctx)
+	stream := bus.Opening{
+		Dispatch: w.id, Session: w.session, Replica: m.GetReplica(), WindowBytes: m.GetWindowBytes(),
+		Together: m.GetTogether(), Whole: w.task.whole, Trace: answers,
+	}
+	if w.task.credentialsFollow {
+		w.sealed = make(chan *runbusv1.SealedCredential, 1)
+	} else { // for `accepted` the control plane waits with the credentials
+		stream.Bundle = w.task.bundles
+	}
+	if refused == nil {
+		stream.OnOrphaned = w.silence
+	}
+	a.senders.OpenIn(&w.sender, stream, began)
+	w.stream.begin(w.ctx, &w.sender, a.works.wakeStream, a.fit)
+}
+
+// forget drops what of a work is over, before its memory waits for another one.
+func (w *work) forget() {
+	w.facts, w.leaving = facts{}, outlet{}
+	w.stream.begin(nil, nil, nil, nil)
+}
+
+// letGo says that one of the holders has done with the work. It reports whether its memory may be another one's: it was the last, and the
+// work went as most do. One that was stopped, failed, or was looked at for its time may still be in somebody's hands; who else finds it
+// among the jobs has the lock that takes it out of there.
+func (w *work) letGo() bool { return w.holders.Add(-1) == 0 && w.well && w.spent && !w.shared }
 
 // isRunning, ends, kept and look are called with works.mu.
 
@@ -156,6 +205,7 @@ func (w *work) look(now time.Duration) (next time.Duration) {
 	case w.keptUntil > now:
 		return w.keptUntil
 	case w.keptUntil > 0:
+		w.shared = true
 		w.agent.works.open.Go(w.sender.Close)
 		return 0
 	case w.deadline > now:
@@ -166,6 +216,7 @@ func (w *work) look(now time.Duration) (next time.Duration) {
 	}
 	late, at := w.stream.isLate(now)
 	if late {
+		w.shared = true
 		w.agent.works.open.Go(w.stream.flushLate)
 	}
 	if at > 0 && (next == 0 || at < next) {
@@ -202,6 +253,7 @@ func (w *work) do(m *workspace) {
 	defer func() {
 		w.space = nil
 		m.forget()
+		w.agent.works.leave(w)
 	}()
 	var result *runbusv1.RunnerWorkResult
 	if w.refused != nil {
@@ -218,7 +270,7 @@ func (w *work) do(m *workspace) {
 
 // refuse is the answer to an assignment that got no slot. Nothing was touched.
 func (w *work) refuse() *runbusv1.RunnerWorkResult {
-	w.log.Info("work refused", "reason", w.refused)
+	w.log().Info("work refused", "reason", w.refused)
 	w.ran = time.Since(w.began)
 	w.stop(nil)
 	endSpan(w.span, 0, 0, w.refused)
@@ -228,11 +280,10 @@ func (w *work) refuse() *runbusv1.RunnerWorkResult {
 // run executes the work: accept, open the credentials, fetch, stream. It returns how that ended, for deliver.
 func (w *work) run() *runbusv1.RunnerWorkResult {
 	defer w.stop(nil)
-	w.sender.OnOrphaned(w.onSilence)
 	accepted := &w.space.accepted
 	accepted.Pid, accepted.At = w.agent.pid(), w.at(w.began)
 	err := w.sender.Send(w.ctx, accepted)
-	if w.task.bundles {
+	if w.task.bundles && w.task.credentialsFollow {
 		w.sender.Bundle()
 	}
 	w.space.digest.Scheme = w.task.scheme
@@ -247,7 +298,7 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 	if err != nil {
 		err = w.reason(err)
 		result.Outcome = &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(err)}
-		w.log.Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", w.ran)
+		w.log().Warn("work failed", "error", err, "code", schemas.CodeOf(err), "after", w.ran)
 	} else {
 		response.Elapsed = &w.space.elapsed
 		response.Elapsed.Seconds, response.Elapsed.Nanos = int64(w.ran/time.Second), int32(w.ran%time.Second)
@@ -262,7 +313,7 @@ func (w *work) run() *runbusv1.RunnerWorkResult {
 func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *runbusv1.RunFetchResponse, err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			w.log.Error("a connector panicked", "panic", p, "stack", stack())
+			w.log().Error("a connector panicked", "panic", p, "stack", stack())
 			err = schemas.Errorf(schemas.CodeFailed, "the connector failed; the runner's log has the cause")
 		}
 	}()
@@ -276,14 +327,15 @@ func (w *work) fetch(under *policy.Fetch, secrets map[string]string) (response *
 	stream := &w.stream
 	leaving := &w.leaving
 	leaving.stream, leaving.under = stream, under
-	out := source.NewOutput(leaving, w.task.limits, w.progress)
+	out := &w.lent.out
+	out.Open(leaving, w.task.limits, w.tells)
 	stream.counts = out
 	defer stream.end()
-	if w.log.Enabled(w.ctx, slog.LevelDebug) {
-		w.log.LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
+	if w.log().Enabled(w.ctx, slog.LevelDebug) {
+		w.log().LogAttrs(w.ctx, slog.LevelDebug, "work started", slog.String("source", connector.Kind()))
 	}
 	env := w.agent.env
-	env.Log, env.Dial, env.Roots = w.log, source.GuardedDialBy(&w.agent.dial, under.Dial), env.Roots.By(under.Path)
+	env.Log, env.Dial, env.Roots = w.log(), w.lent.dial, env.Roots.By(under.Path)
 	ctx, span := w.startSource(connector.Kind())
 	err = connector.Fetch(ctx, env, source.Request{
 		Settings: w.task.settings, Secrets: secrets, Query: w.task.query,
@@ -343,7 +395,7 @@ func (w *work) secrets() (secrets map[string]string, caller *runbusv1.CallerSess
 			if expires := caller.GetExpiresAt(); expires != nil && w.agent.clock.now().After(expires.AsTime()) {
 				return nil, caller, schemas.Errorf(schemas.CodeForbidden, "the caller's session has expired")
 			}
-			w.log.Info("credentials opened", "caller", caller.GetPerson(), "role", caller.GetRole())
+			w.log().Info("credentials opened", "caller", caller.GetPerson(), "role", caller.GetRole())
 		}
 		return bundle.GetSecrets(), bundle.GetCaller(), nil
 	case <-timer.C:
@@ -382,7 +434,8 @@ func (w *work) reason(err error) error {
 // deliver sends the last frame, and has over called when the control plane has it. A replica that is silent may only have been stopped
 // for a while, and its caller waits: the result is kept for it as long as for any other.
 func (w *work) deliver(result *runbusv1.RunnerWorkResult) {
-	w.sender.Finish(w.stream.last(result), result, w.over)
+	w.well = result.GetResponse() != nil
+	w.sender.Finish(w.stream.last(result), result, w.acked)
 	w.stream.forget()
 	w.logDone(result.GetResponse())
 }
@@ -401,8 +454,9 @@ func (w *work) logDone(r *runbusv1.RunFetchResponse) {
 // over ends the work, whose result was acknowledged if err is nil.
 func (w *work) over(err error) {
 	if err != nil {
-		w.log.Error("outcome unknown to the control plane: the result was not acknowledged", "error", err)
+		w.log().Error("outcome unknown to the control plane: the result was not acknowledged", "error", err)
 	}
+	w.spent = err == nil && w.sender.Spent()
 	w.agent.works.delivered(w)
 }
 

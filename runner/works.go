@@ -40,6 +40,7 @@ type works struct {
 	held        int64            // bytes of chunks that those keep
 	orphaned    int              // likewise, and their replica is silent
 	fates       fates            // of every id assigned or cancelled
+	spare       []*work          // memory of works that are over
 	isDrain     bool
 	isClosed    bool                   // nothing is taken, nor refused
 	idleCh      chan struct{}          // closed when draining and nothing runs or waits
@@ -62,6 +63,7 @@ func newWorks(a *Agent) *works {
 func (w *works) receive(msg *nats.Msg) {
 	switch bus.TypeOf(msg) {
 	case "RunnerWorkAssignment", "RunnerWorkAssignments":
+		w.agent.senders.Settled(msg) // first: it may make room
 		if err := bus.Assignments(msg, w.assign); err != nil {
 			w.agent.log.Warn("an assignment could not be read", "error", err)
 		}
@@ -105,10 +107,11 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 		return
 	}
 	w.fates.remember(id, answered, at+m.GetAcceptBy().AsTime().Sub(now), at)
-	job := newWork(a, m, from, began)
+	job := w.memory()
+	job.begin(m, from, began, w.refusal())
 	w.jobs[id] = job
 	w.open.Add(1)
-	if job.refused = w.refusal(); job.refused == nil {
+	if job.refused == nil {
 		w.running++
 		a.fit.begin()
 		w.wake(job.ends(m.GetDeadline().AsTime().Sub(now)))
@@ -190,8 +193,8 @@ func (w *works) job(id string) *work {
 // credentials hands a sealed bundle to the work that waits for it.
 func (w *works) credentials(m *runbusv1.RunnerWorkCredentials) {
 	w.mu.Lock()
+	defer w.mu.Unlock()
 	job := w.job(m.GetDispatchId())
-	w.mu.Unlock()
 	if job == nil || job.session != m.GetSession() {
 		w.agent.log.Warn("credentials for a work that does not run here were dropped", "dispatch", m.GetDispatchId())
 		return
@@ -298,6 +301,41 @@ func (w *works) delivered(job *work) {
 	}
 	w.tellIdle()
 	w.open.Done()
+	if job.letGo() {
+		w.keep(job)
+	}
+}
+
+// leave says that the goroutine of a work has done with it, which comes before its end or after.
+func (w *works) leave(job *work) {
+	if job.letGo() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		w.keep(job)
+	}
+}
+
+// mostSpare is how many works' memory is kept for others, about 1 KiB each.
+const mostSpare = 256
+
+// keep keeps the memory of a work for another one; mu is held.
+func (w *works) keep(job *work) {
+	if len(w.spare) < mostSpare {
+		job.forget()
+		w.spare = append(w.spare, job)
+	}
+}
+
+// memory is that of the work that ended last, whose memory is nearest; mu is held.
+func (w *works) memory() *work {
+	last := len(w.spare) - 1
+	if last < 0 {
+		return newWork(w.agent)
+	}
+	job := w.spare[last]
+	w.spare[last] = nil
+	w.spare = w.spare[:last]
+	return job
 }
 
 // drain stops taking work and returns how many works still run.

@@ -40,11 +40,17 @@ const maxDialled = 20
 
 // Begin starts a fetch under the policy in force. End must be called.
 func (k *Keeper) Begin(kind string) *Fetch {
-	f := &Fetch{keeper: k, policy: k.Policy(), kind: kind}
+	f := &Fetch{}
+	k.BeginIn(f, kind)
+	return f
+}
+
+// BeginIn is Begin in memory of the caller's, a Fetch that was never used.
+func (k *Keeper) BeginIn(f *Fetch, kind string) {
+	f.keeper, f.policy, f.kind = k, k.Policy(), kind
 	if f.counts = f.policy.daily(); f.counts {
 		k.usage.begin()
 	}
-	return f
 }
 
 // End gives back what was counted ahead of a budget. An error means that the count may be too high.

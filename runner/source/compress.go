@@ -30,6 +30,10 @@ type zstdStream struct {
 	arrow  *ipc.Writer // for batches that are not flat; nil until there is one
 	begun  bool        // arrow's writer has come with its first message, the schema
 
+	// The flat schema that was written last, which nobody changes, and its message: mostly the next stream has the same.
+	last        *arrow.Schema
+	lastMessage []byte
+
 	// Of the batch under way; kept for the next.
 	nodes []extent
 	parts []part
@@ -76,14 +80,18 @@ func newZstdStream(w io.Writer) (*zstdStream, error) {
 
 // begin writes the schema; of one that is not flat arrow's writer does it with the first batch.
 func (z *zstdStream) begin(schema *arrow.Schema) (err error) {
-	z.schema, z.isFlat = schema, flat(schema)
-	if !z.isFlat {
+	z.schema = schema
+	if z.isFlat = z.last != nil && schema == z.last || flat(schema); !z.isFlat {
 		return nil
 	}
-	var message []byte
-	if message, z.bytes, err = schemaMessage(schema, z.bytes); err == nil {
-		_, err = z.w.Write(message)
+	if schema != z.last {
+		z.last = nil
+		if z.lastMessage, z.bytes, err = schemaMessage(schema, z.bytes); err != nil {
+			return err
+		}
+		z.last = schema
 	}
+	_, err = z.w.Write(z.lastMessage)
 	return err
 }
 

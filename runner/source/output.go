@@ -54,11 +54,21 @@ type Output struct {
 // for each change of phase and else at most four times a second, and must not block for long. w gets each record batch in
 // as few writes as possible, all of it before Write returns; where w blocks, Write blocks.
 func NewOutput(w io.Writer, l Limits, onProgress func(phase runbusv1.Phase, msg string, rows, bytes int64)) *Output {
-	if onProgress == nil {
-		onProgress = func(runbusv1.Phase, string, int64, int64) {}
-	}
-	return &Output{limits: l.Clamped(), onProgress: onProgress, now: time.Now, w: newWriter(w)}
+	o := &Output{}
+	o.Open(w, l, onProgress)
+	return o
 }
+
+// Open is NewOutput in memory of the caller's, an Output that was never used.
+func (o *Output) Open(w io.Writer, l Limits, onProgress func(phase runbusv1.Phase, msg string, rows, bytes int64)) {
+	if onProgress == nil {
+		onProgress = unheard
+	}
+	o.limits, o.onProgress, o.now, o.w = l.Clamped(), onProgress, time.Now, newWriter(w)
+}
+
+// unheard is the progress that nobody wants.
+func unheard(runbusv1.Phase, string, int64, int64) {}
 
 // writers keeps buffers of outputs that were closed.
 var writers = sync.Pool{New: func() any { return bufio.NewWriterSize(nil, writeBuffer) }}
@@ -208,8 +218,8 @@ func (o *Output) Notice(code runbusv1.NoticeCode, msg string) {
 	o.notices = append(o.notices, &runbusv1.Notice{Code: code, Message: msg})
 }
 
-// Close ends the stream after a fetch that went well, cut at a limit or not. After one that failed it may be left out: nothing
-// is held open. It returns what the stream failed with, if it did. A second Close does nothing.
+// Close ends the stream after a fetch that went well, cut at a limit or not; from then on neither the writer nor onProgress is called,
+// whoever keeps the Output. After one that failed it may be left out: nothing is held open. It returns what the stream failed with, if it did. A second Close does nothing.
 func (o *Output) Close() error {
 	if o.closed {
 		return nil
@@ -231,6 +241,7 @@ func (o *Output) Close() error {
 	writers.Put(o.w)
 	o.w = nil // nothing is written after Close
 	o.Phase(runbusv1.Phase_PHASE_DONE, "")
+	o.onProgress = unheard
 	return nil
 }
 
