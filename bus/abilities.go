@@ -12,10 +12,12 @@ const (
 	CapabilityChunksTell = "chunks-tell"
 	// CapabilityWhole: where the assignment says so, it may send a small dispatch as one RunnerWorkWhole.
 	CapabilityWhole = "whole"
+	// CapabilitySettled: it reads RunnerWorkAssignments.settled.
+	CapabilitySettled = "settled"
 )
 
 // Abilities are a runner's own, of those that change what it is sent. The zero value is a runner that knows none.
-type Abilities struct{ Assignments, XXH3, ChunksTell, Whole bool }
+type Abilities struct{ Assignments, XXH3, ChunksTell, Whole, Settled bool }
 
 // AbilitiesOf reads the capabilities of a hello.
 func AbilitiesOf(capabilities []string) (a Abilities) {
@@ -29,6 +31,8 @@ func AbilitiesOf(capabilities []string) (a Abilities) {
 			a.ChunksTell = true
 		case CapabilityWhole:
 			a.Whole = true
+		case CapabilitySettled:
+			a.Settled = true
 		}
 	}
 	return a

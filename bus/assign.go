@@ -56,7 +56,7 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
-	r.patient = to.ChunksTell
+	r.patient, r.settles = to.ChunksTell, to.Settled && to.Assignments
 	r.unwritten.Add(1)
 	all := r.all
 	all.assigning.Lock()
@@ -146,14 +146,17 @@ func (r *Receivers) alike(queue []assignment) int {
 func (r *Receivers) assignTogether(list []assignment) error {
 	first := list[0]
 	msg := &nats.Msg{Subject: schemas.WorkSubject(first.to.ref, first.to.session)}
-	if len(list) == 1 {
+	body := r.body[:0]
+	if first.to.settles && len(first.body) <= assignmentsBytes {
+		body = r.settled(first.to.ref, first.to.session, body)
+	}
+	if len(list) == 1 && len(body) == 0 {
 		first.to.leaves(0)
 		msg.Reply, msg.Header, msg.Data = first.to.ReplySubject(), frameHeaders["RunnerWorkAssignment"], first.body
 		return r.conn.publish(first.trace.on(msg))
 	}
 	r.batches++
 	msg.Reply = schemas.ResultCtlSubject(first.to.ref, r.replica, together+strconv.FormatUint(r.batches, batchBase))
-	body := r.body[:0]
 	for _, a := range list {
 		a.to.leaves(r.batches)
 		traced := appendString(appendString(a.body, assignmentParentNumber, a.trace.Parent), assignmentStateNumber, a.trace.State)

@@ -2,6 +2,7 @@ package bus
 
 import (
 	"sync"
+	"unicode/utf8"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -37,21 +38,30 @@ func Assignments(msg *nats.Msg, f func(*runbusv1.RunnerWorkAssignment, Trace)) e
 		}
 		return err
 	}
-	for body := msg.Data; len(body) > 0; {
-		one, rest, err := field(body, assignmentsNumber)
-		if err != nil {
-			return schemas.Errorf(schemas.CodeInvalid, "a RunnerWorkAssignments has something that is not an assignment")
+	body := fields{rest: msg.Data}
+	for body.next() {
+		switch {
+		case body.is(assignmentsNumber, protowire.BytesType):
+			if _, err := r.read(body.bytes); err != nil {
+				return err
+			}
+		case body.is(settledNumber, protowire.BytesType) && utf8.Valid(body.bytes): // see readSettled
+		default:
+			return errNoAssignment()
 		}
-		if _, err := r.read(one); err != nil {
-			return err
-		}
-		body = rest
+	}
+	if !body.ok {
+		return errNoAssignment()
 	}
 	for _, parts := range r.list[:r.used] {
 		m := &parts.assignment
 		f(m, Trace{Parent: m.GetTraceparent(), State: m.GetTracestate()}.clamped())
 	}
 	return nil
+}
+
+func errNoAssignment() *schemas.Error {
+	return schemas.Errorf(schemas.CodeInvalid, "a RunnerWorkAssignments has something that is not an assignment")
 }
 
 // assignmentReader is memory for the assignments of a message, which messages take turns with: made anew it was a fifth of what a runner

@@ -16,10 +16,13 @@ type credit struct {
 	acknowledged      uint64
 	window            int64
 	resend            bool
+	settled           bool // in place of acknowledged and window: the result is there, and all before it
 }
 
 func creditOf(m *runbusv1.RunnerWorkCredit) credit {
-	return credit{m.GetDispatchId(), m.GetSession(), m.GetAcknowledged(), m.GetWindowBytes(), m.GetResend()}
+	return credit{
+		dispatch: m.GetDispatchId(), session: m.GetSession(), acknowledged: m.GetAcknowledged(), window: m.GetWindowBytes(), resend: m.GetResend(),
+	}
 }
 
 func (c credit) message() *runbusv1.RunnerWorkCredit {
@@ -73,6 +76,19 @@ func readCredits(msg *nats.Msg, f func(dispatch []byte, c credit)) error {
 		f(dispatch, c)
 	}
 	return nil
+}
+
+// readSettled calls f for each dispatch that a RunnerWorkAssignments says is settled, with its id as bytes of the message. Of a message that is
+// none it reads what comes before the fault: Assignments says what is wrong.
+func readSettled(msg *nats.Msg, f func(dispatch []byte)) {
+	if TypeOf(msg) != "RunnerWorkAssignments" {
+		return
+	}
+	for body := (fields{rest: msg.Data}); body.next(); {
+		if body.is(settledNumber, protowire.BytesType) {
+			f(body.bytes)
+		}
+	}
 }
 
 // credit reads one entry.

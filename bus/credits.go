@@ -1,6 +1,8 @@
 package bus
 
 import (
+	"strings"
+	"sync"
 	"time"
 
 	"github.com/nats-io/nats.go"
@@ -8,6 +10,30 @@ import (
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
+
+// Settled takes in which dispatches a message on the work subject of a session says are settled (RunnerWorkAssignments): the replica has
+// their results, and all before those. It is to be called before the assignments there are begun. It publishes nothing.
+func (s *Senders) Settled(msg *nats.Msg) {
+	turn, _ := creditTurns.Get().(*creditTurn)
+	defer creditTurns.Put(turn)
+	session := msg.Subject[strings.LastIndexByte(msg.Subject, '.')+1:]
+	s.mu.Lock()
+	readSettled(msg, func(dispatch []byte) {
+		c := credit{session: session, settled: true}
+		one := s.open[string(dispatch)]
+		if one != nil {
+			c.dispatch = one.dispatch
+		}
+		turn.given = append(turn.given, given{one, c})
+	})
+	s.mu.Unlock()
+	if len(turn.given) > 0 {
+		s.take(turn, s.now())
+	}
+}
+
+// creditTurns are what messages take turns with.
+var creditTurns = sync.Pool{New: func() any { return new(creditTurn) }}
 
 // creditTurn is memory for the credits of one message, which are looked up, and forgotten, under one lock.
 type creditTurn struct {
@@ -24,7 +50,8 @@ type given struct {
 
 // credited takes in what replicas say. It runs in the subscription's callback: it publishes nothing.
 func (s *Senders) credited(msg *nats.Msg) {
-	turn := &s.credit
+	turn, _ := creditTurns.Get().(*creditTurn)
+	defer creditTurns.Put(turn)
 	if TypeOf(msg) == "RunnerWorkCredits" {
 		s.mu.Lock()
 		err := readCredits(msg, func(dispatch []byte, c credit) {

@@ -18,6 +18,13 @@ func (r *Receivers) Busy() (free func()) {
 	return func() { _ = r.assign(nil, math.MaxInt) }
 }
 
+// Linger has credits that may wait do so for ever.
+func (r *Receivers) Linger() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.pending = true
+}
+
 // occupy takes a part that nobody has.
 func occupy(mu *sync.Mutex, taken *bool) {
 	for {

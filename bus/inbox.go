@@ -99,7 +99,7 @@ func (in *inbox) offerSized(one sizedFrame, now time.Time, t timing) verdict {
 	}
 	if seq == 1 {
 		in.creditedAt = now // keepalives count from here
-		in.due = in.due || in.limit > in.used+in.window
+		in.due = in.due || in.limit > in.used+in.window && in.final == 0
 	}
 	return taken
 }

@@ -26,7 +26,8 @@ type Receiver struct {
 	few  [5]Frame
 	done uint64 // number up to which is consumed
 
-	patient   bool         // the runner stands many results that are not acknowledged; belongs to who opened the stream
+	patient   bool         // the runner stands many results that are not acknowledged; belongs to who opened the stream, as does
+	settles   bool         // …that it reads RunnerWorkAssignments.settled
 	unwritten atomic.Int64 // assignments of it that wait for their turn, or are being written
 
 	queued bool // guarded by all.mu: it is in all.ready
@@ -60,7 +61,7 @@ func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatc
 	r.in = inbox{}
 	r.in.init(min(most, window), most)
 	r.bundles, r.batch, r.nobody, r.err = false, 0, false, nil
-	r.got, r.at, r.done, r.patient = r.few[:0], 0, 0, false
+	r.got, r.at, r.done, r.patient, r.settles = r.few[:0], 0, 0, false, false
 	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed, r.parts.wholeUsed = false, false, false, false
 	r.news.Store(false)
 }
@@ -144,7 +145,7 @@ func (r *Receiver) look() error {
 func (r *Receiver) Ready() <-chan struct{} { return r.ready }
 
 // Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again. The credit for it goes
-// out when half a window is free, at once for the result, and otherwise within 10 s.
+// out when half a window is free, for the result with Close or within a second, and otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.done = max(r.done, f.GetSeq())
 	if r.at < len(r.got) && chunkBytes(f) < shareWithin {
@@ -155,6 +156,9 @@ func (r *Receiver) Done(f Frame) {
 	if r.err == nil {
 		r.in.done(r.done)
 		due, urgent = r.in.due, !r.bundles || r.in.urgent()
+		if r.in.consumed == r.in.final && !urgent {
+			due = false // Close is near, and owes it
+		}
 	}
 	r.mu.Unlock()
 	if due {
@@ -175,13 +179,14 @@ func (r *Receiver) Close() {
 
 // fail ends the stream. It returns the credit for what was received and not acknowledged yet, if there is something; its
 // window is shut.
-func (r *Receiver) fail(err error) (last credit, owed bool) {
+func (r *Receiver) fail(err error) (last owedCredit, owed bool) {
 	r.mu.Lock()
 	r.news.Store(true)
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
-			last, owed = credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}, true
+			last.ref, last.bundles, last.settled = r.ref, r.bundles, r.settles && r.in.last == r.in.final
+			last.credit, owed = credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}, true
 		}
 		clear(r.in.queue)
 		r.in.queue = nil

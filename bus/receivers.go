@@ -82,6 +82,8 @@ type owedCredit struct {
 	ref     schemas.RunnerRef
 	credit  credit
 	bundles bool // the runner reads RunnerWorkCredits
+	patient bool // …and stands many results that are not acknowledged
+	settled bool // it may ride on assignments
 }
 
 // NewReceivers draws a replica id and subscribes the results and replies that runners send to it.
@@ -204,7 +206,7 @@ func (r *Receivers) share() (window int64, changed bool) {
 }
 
 // forget takes a stream out, remembers its dispatch, and sends its last credit, if any.
-func (r *Receivers) forget(one *Receiver, last credit, owed bool) {
+func (r *Receivers) forget(one *Receiver, last owedCredit, owed bool) {
 	r.mu.Lock()
 	if r.open[one.dispatch] != one {
 		r.mu.Unlock()
@@ -214,10 +216,10 @@ func (r *Receivers) forget(one *Receiver, last credit, owed bool) {
 		r.stale++
 	}
 	if owed {
-		r.owed = append(r.owed, owedCredit{one.ref, last, one.bundles})
-		if one.patient {
+		if last.patient = one.patient; one.patient {
 			r.patient++
 		}
+		r.owed = append(r.owed, last)
 		r.schedule(!one.bundles)
 	}
 	delete(r.open, one.dispatch)
@@ -234,6 +236,32 @@ func (r *Receivers) drop(reason DropReason) {
 	r.mu.Lock()
 	r.dropped[reason]++
 	r.mu.Unlock()
+}
+
+// settled takes out of what is owed which dispatches of a session are settled, and appends it to body as a RunnerWorkAssignments says it.
+// While ops watches credit it takes none: ops sees no assignments but copies.
+func (r *Receivers) settled(ref schemas.RunnerRef, session string, body []byte) []byte {
+	if r.bundled != nil && (r.watched == nil || r.watched(schemas.CreditSubject(ref, together))) {
+		return body
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	kept := r.owed[:0]
+	n := 0
+	for _, o := range r.owed {
+		if !o.settled || o.credit.session != session || o.ref != ref || n == creditsBundled {
+			kept = append(kept, o)
+			continue
+		}
+		n++
+		if o.patient {
+			r.patient--
+		}
+		body = appendString(body, settledNumber, o.credit.dispatch)
+	}
+	clear(r.owed[len(kept):])
+	r.owed = kept
+	return body
 }
 
 // enqueue has the writer send the credit of one. One that is not urgent may wait a little for others.
@@ -317,7 +345,7 @@ func (r *Receivers) write() {
 	}
 }
 
-// creditsBundled is the most credits in one message.
+// creditsBundled is the most credits in one message, in whatever form.
 const creditsBundled = 256
 
 // send publishes credits: those for runners that read RunnerWorkCredits together, the others one by one.

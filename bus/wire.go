@@ -30,7 +30,7 @@ const (
 	assignmentOneNumber                                    = 97
 	framesNumber                                           = 163
 	acceptedNumber, progressNumber, chunkNumber, resultNum = 164, 165, 166, 167
-	creditsNumber, assignmentsNumber                       = 168, 169
+	creditsNumber, assignmentsNumber, settledNumber        = 168, 169, 186
 	wholeNumber, wholeAtNumber, wholeUpdatesNumber         = 180, 181, 182
 	wholeArrowNumber, wholeResponseNumber, wholeXxh3Number = 183, 184, 185
 )

@@ -92,12 +92,15 @@ func FuzzAssignments(f *testing.F) {
 		},
 	}
 	for _, list := range [][]*runbusv1.RunnerWorkAssignment{{}, {{}}, {full}, {full, {DispatchId: "e", Session: "s"}, full}} {
-		body, err := proto.Marshal(&runbusv1.RunnerWorkAssignments{Assignments: list})
-		if err != nil {
-			f.Fatal(err)
+		for _, settled := range [][]string{{}, {"c"}, {"c", "", "d"}} {
+			body, err := proto.Marshal(&runbusv1.RunnerWorkAssignments{Assignments: list, Settled: settled})
+			if err != nil {
+				f.Fatal(err)
+			}
+			f.Add(body, true)
 		}
-		f.Add(body, true)
-		if body, err = proto.Marshal(full); err != nil {
+		body, err := proto.Marshal(full)
+		if err != nil {
 			f.Fatal(err)
 		}
 		f.Add(body, false)
@@ -108,7 +111,10 @@ func FuzzAssignments(f *testing.F) {
 			name += "s"
 		}
 		var got []*runbusv1.RunnerWorkAssignment
-		err := Assignments(&nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}, func(m *runbusv1.RunnerWorkAssignment, _ Trace) { got = append(got, proto.CloneOf(m)) })
+		msg := &nats.Msg{Header: nats.Header{HeaderType: {name}}, Data: body}
+		var settled []string
+		readSettled(msg, func(dispatch []byte) { settled = append(settled, string(dispatch)) })
+		err := Assignments(msg, func(m *runbusv1.RunnerWorkAssignment, _ Trace) { got = append(got, proto.CloneOf(m)) })
 		if err != nil {
 			if schemas.CodeOf(err) != schemas.CodeInvalid || len(got) > 0 {
 				t.Fatalf("an error without its code, or %d assignments with it: %v", len(got), err)
@@ -119,7 +125,7 @@ func FuzzAssignments(f *testing.F) {
 		if !several {
 			body = protowire.AppendBytes(protowire.AppendTag(nil, assignmentsNumber, protowire.BytesType), body)
 		}
-		if err := proto.Unmarshal(body, want); err != nil || !proto.Equal(want, &runbusv1.RunnerWorkAssignments{Assignments: got}) {
+		if err := proto.Unmarshal(body, want); err != nil || !proto.Equal(want, &runbusv1.RunnerWorkAssignments{Assignments: got, Settled: settled}) {
 			t.Fatalf("read as %v, which is %v, %v", got, want, err)
 		}
 	})

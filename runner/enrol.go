@@ -218,7 +218,7 @@ func capabilities() []string {
 	for _, kind := range all.Kinds() {
 		c = append(c, "source:"+kind)
 	}
-	return append(c, bus.CapabilityAssignments, bus.CapabilityXXH3, bus.CapabilityChunksTell, bus.CapabilityWhole)
+	return append(c, bus.CapabilityAssignments, bus.CapabilityXXH3, bus.CapabilityChunksTell, bus.CapabilityWhole, bus.CapabilitySettled)
 }
 
 func signal(ch chan struct{}) {

@@ -204,8 +204,11 @@ func (x *RunnerWorkAssignment) GetTracestate() string {
 // RunnerWorkAssignments is several assignments to one session in one message on `work.<session>`, for runners whose hello lists
 // the capability `assignments`. Each means the same as by itself.
 type RunnerWorkAssignments struct {
-	state         protoimpl.MessageState  `protogen:"open.v1"`
-	Assignments   []*RunnerWorkAssignment `protobuf:"bytes,169,rep,name=assignments,proto3" json:"assignments,omitempty"`
+	state       protoimpl.MessageState  `protogen:"open.v1"`
+	Assignments []*RunnerWorkAssignment `protobuf:"bytes,169,rep,name=assignments,proto3" json:"assignments,omitempty"`
+	// Ended dispatches of the session whose result, and all before it, the replica has: what RunnerWorkCredits would say. Said to
+	// runners whose hello lists `settled`.
+	Settled       []string `protobuf:"bytes,186,rep,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -243,6 +246,13 @@ func (*RunnerWorkAssignments) Descriptor() ([]byte, []int) {
 func (x *RunnerWorkAssignments) GetAssignments() []*RunnerWorkAssignment {
 	if x != nil {
 		return x.Assignments
+	}
+	return nil
+}
+
+func (x *RunnerWorkAssignments) GetSettled() []string {
+	if x != nil {
+		return x.Settled
 	}
 	return nil
 }
@@ -1370,9 +1380,10 @@ const file_runbus_v1_work_proto_rawDesc = "" +
 	"\vtraceparent\x18[ \x01(\tR\vtraceparent\x12\x1e\n" +
 	"\n" +
 	"tracestate\x18\\ \x01(\tR\n" +
-	"tracestate\"[\n" +
+	"tracestate\"v\n" +
 	"\x15RunnerWorkAssignments\x12B\n" +
-	"\vassignments\x18\xa9\x01 \x03(\v2\x1f.runbus.v1.RunnerWorkAssignmentR\vassignments\"s\n" +
+	"\vassignments\x18\xa9\x01 \x03(\v2\x1f.runbus.v1.RunnerWorkAssignmentR\vassignments\x12\x19\n" +
+	"\asettled\x18\xba\x01 \x03(\tR\asettled\"s\n" +
 	"\x10SealedCredential\x12\x14\n" +
 	"\x05suite\x18\x01 \x01(\tR\x05suite\x12)\n" +
 	"\x10encapsulated_key\x18\x02 \x01(\fR\x0fencapsulatedKey\x12\x1e\n" +
