@@ -1,12 +1,16 @@
 package chaos
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	natsjs "github.com/nats-io/nats.go/jetstream"
 
 	"github.com/org-runink/runbus/tests/stack"
 )
@@ -51,7 +55,7 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 		}
 		asked = append(asked, caller...)
 		w.running(asked)
-		<-time.After(3 * time.Second) // the schedule's time: the timeline of a fetch that runs is stored after a second
+		w.timelined(len(asked))
 		w.plane.Signal(t, syscall.SIGKILL)
 		for i, c := range clis {
 			code := c.Exit(t)
@@ -136,6 +140,40 @@ func (w *world) shown(dispatch string) {
 		return status == http.StatusOK && json.Unmarshal(body, &line) == nil && line.Outcome == "outcome_unknown"
 	}) {
 		w.broken("right-outcome", "the timeline of %s says %q", dispatch, line.Outcome)
+	}
+}
+
+// timelined waits until the stream of timelines has those of n fetches that run: what is not stored is not known after a kill.
+func (w *world) timelined(n int) {
+	w.t.Helper()
+	js, err := natsjs.New(w.connect("sec"), natsjs.WithDefaultTimeout(stack.Patience))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	stream, err := js.Stream(w.t.Context(), "RUNBUS_TRACE")
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var running []struct{ DispatchID string }
+	w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
+	if len(running) != n {
+		w.t.Fatalf("%d fetches run, not %d", len(running), n)
+	}
+	if !eventually(stack.Patience, func() bool {
+		m, err := stream.GetLastMsgForSubject(w.t.Context(), "runbus.trace.*.running.*")
+		if errors.Is(err, natsjs.ErrMsgNotFound) {
+			return false
+		} else if err != nil {
+			w.t.Fatal(err)
+		}
+		for _, r := range running {
+			if r.DispatchID == "" || !bytes.Contains(m.Data, []byte(r.DispatchID)) {
+				return false
+			}
+		}
+		return true
+	}) {
+		w.t.Fatal("the timelines of fetches that run are not in the stream")
 	}
 }
 

@@ -165,7 +165,7 @@ func plant(t *testing.T, dir string, b bug) (caught []string, out string) {
 	defer cancel()
 	drill := exec.CommandContext(ctx, self, "-test.run", pattern, "-test.v", "-test.timeout", "4m")
 	drill.Env = append(os.Environ(), stack.BinariesEnv+"="+bin)
-	drill.WaitDelay = time.Second
+	drill.WaitDelay = time.Minute // for what it printed last
 	var text bytes.Buffer
 	drill.Stdout, drill.Stderr = &text, &text
 	if drill.Run() == nil {

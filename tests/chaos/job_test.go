@@ -33,16 +33,22 @@ type job struct {
 	bereft             bool          // the control plane dies: its caller may be left with nothing
 	patience           time.Duration // what the faults may add to the time it takes
 
-	marker, dispatch string
-	status           int
-	accepted         bool
-	got, finals      int
-	disorder         string
-	sum              string // of a large result
-	broke            error  // of the connection to the control plane, or of a large result
-	final            stack.Line
-	hungUp           bool
-	took             time.Duration
+	marker string
+	came
+}
+
+// came is what came of a job.
+type came struct {
+	dispatch    string
+	status      int
+	accepted    bool
+	got, finals int
+	disorder    string
+	sum         string // of a large result
+	broke       error  // of the connection to the control plane, or of a large result
+	final       stack.Line
+	hungUp      bool
+	took        time.Duration
 }
 
 func (j *job) String() string {
@@ -79,10 +85,11 @@ func (w *world) run(jobs []*job, faults func()) {
 // fetch runs one to its end for its caller. One that must start is asked for again when its runner did not accept it within the two
 // seconds that it has, and says that it never started: on a busy machine that is nobody's fault.
 func (w *world) fetch(j *job) {
-	fresh := *j
-	for give := time.Now().Add(stack.Patience); ; *j = fresh {
+	defer func() { w.ends.Store(j.marker, time.Now()) }()
+	for give := time.Now().Add(stack.Patience); ; {
+		j.came = came{} // and nothing else: what is asked for is read elsewhere meanwhile
 		w.once(j)
-		late := j.mustStart && j.outcome() == "refused" && strings.HasSuffix(j.final.Message, "is offline: no answer")
+		late := j.mustStart && j.outcome() == "refused" && stack.Late(j.final.Message)
 		if !late || w.origin.executed(j.marker) > 0 || time.Now().After(give) {
 			return
 		}
@@ -91,10 +98,7 @@ func (w *world) fetch(j *job) {
 
 func (w *world) once(j *job) {
 	began := time.Now()
-	defer func() {
-		j.took = time.Since(began)
-		w.ends.Store(j.marker, time.Now())
-	}()
+	defer func() { j.took = time.Since(began) }()
 	body := map[string]any{
 		"runnerId": j.runner, "timeout": j.timeout.String(),
 		"source": map[string]any{"kind": "http", "settings": w.settings(j)},
@@ -131,7 +135,8 @@ func (w *world) once(j *job) {
 	defer resp.Body.Close()
 	j.status, j.dispatch = resp.StatusCode, resp.Header.Get("Runbus-Dispatch-Id")
 	if j.cancelAt > 0 && j.dispatch != "" {
-		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(j.dispatch) })
+		dispatch := j.dispatch
+		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(dispatch) })
 		defer timer.Stop()
 	}
 	if j.large && j.status == http.StatusOK {

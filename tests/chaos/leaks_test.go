@@ -104,6 +104,21 @@ func (w *world) look(ops *nats.Conn, m *member) (k kept) {
 	return k
 }
 
+// steady is what is kept when two looks in a row count the same: what comes and goes is in neither.
+func (w *world) steady(ops *nats.Conn, m *member) (k kept) {
+	w.t.Helper()
+	k = w.look(ops, m)
+	if !eventually(stack.Patience, func() bool {
+		before := k
+		<-time.After(200 * time.Millisecond)
+		k = w.look(ops, m)
+		return k.same(before)
+	}) {
+		w.t.Fatalf("what is kept never stays the same: %s", k)
+	}
+	return k
+}
+
 var vmRSS = regexp.MustCompile(`(?m)^VmRSS:\s+(\d+) kB`)
 
 // resident is the memory that a process has resident, in bytes.
@@ -129,10 +144,9 @@ var (
 	createdLine   = regexp.MustCompile(`(?m)^created by (\S+)`)
 )
 
-// dump ends a process as SIGQUIT does and counts the goroutines in what it prints, by who started them.
+// dump waits for the end of a process that has got SIGQUIT and counts the goroutines in what it prints, by who started them.
 func dump(t testing.TB, p *stack.Process) (n int, by map[string]int) {
 	t.Helper()
-	p.Signal(t, syscall.SIGQUIT)
 	p.Exit(t)
 	text := p.Stderr.String()
 	if _, behind, ok := strings.Cut(text, "SIGQUIT: quit"); ok {
@@ -193,7 +207,7 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 	w.quiet()
 	w.idle(20 * time.Second)
 	w.baseline()
-	before := w.look(ops, m)
+	before := w.steady(ops, m)
 	done, links := len(w.jobs), m.proxy.made()
 	var half kept
 	for n := range rounds {
@@ -216,6 +230,9 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 		w.broken("leak", "kept before: %s\nkept after: %s", before, after)
 	}
 	w.watched()
+	for _, one := range w.runners { // both at once: goroutines that wait for more work end after some seconds
+		one.process.Signal(t, syscall.SIGQUIT)
+	}
 	many, manyBy := dump(t, m.process.Process)
 	few, fewBy := dump(t, control.process.Process)
 	if many > few+spareGoroutines {

@@ -183,7 +183,7 @@ func TestARunnerThatCannotTellWhichItIs(t *testing.T) {
 
 // freshTicket is a ticket of no control plane.
 func freshTicket() string {
-	t := schemas.Ticket{RunnerID: schemas.NewRunnerID(), Name: "edge", ExpiresAt: time.Now().Add(time.Minute)}
+	t := schemas.Ticket{RunnerID: schemas.NewRunnerID(), Name: "edge", ExpiresAt: time.Now().Add(time.Hour)}
 	_, _ = rand.Read(t.Token[:])
 	_, _ = rand.Read(t.CASHA256[:])
 	return t.Encode()

@@ -18,7 +18,7 @@ import (
 // asSEC is JetStream as the control plane's own user of account SEC sees it.
 func asSEC(t *testing.T, plane *stack.Plane) natsjs.JetStream {
 	t.Helper()
-	js, err := natsjs.New(asUser(t, plane, "sec"))
+	js, err := natsjs.New(asUser(t, plane, "sec"), natsjs.WithDefaultTimeout(stack.Patience))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -76,7 +76,7 @@ func TestPlantedLeaksAreFound(t *testing.T) {
 	defer cancel()
 	journey := exec.CommandContext(ctx, self, "-test.run", "^TestNothingComesOut$", "-test.v", "-test.timeout", "14m", "-plain")
 	journey.Env = append(os.Environ(), stack.BinariesEnv+"="+bin)
-	journey.WaitDelay = time.Second
+	journey.WaitDelay = time.Minute // for what it printed last
 	var out bytes.Buffer
 	journey.Stdout, journey.Stderr = &out, &out
 	if journey.Run() == nil {

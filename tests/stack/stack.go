@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 )
 
 // Endpoints is the line that a control plane writes when it is ready.
@@ -121,12 +122,18 @@ func (p *Plane) awaitEnrolled(t testing.TB, r *Runner) {
 	p.Admin.AwaitRunner(t, r.ID, true)
 }
 
-// Runink runs the command line against this control plane as the admin and returns when it ended.
+// Runink runs the command line against this control plane as the admin and returns when it ended. A fetch that ended Late is asked for
+// again.
 func (p *Plane) Runink(t testing.TB, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
-	c := Start(t, "runink "+strings.Join(args, " "), p.Bin.Runink, p.RuninkEnv(), args...)
-	status = c.Exit(t)
-	return c.Stdout.String(), c.Stderr.String(), status
+	for give := time.Now().Add(Patience); ; {
+		c := Start(t, "runink "+strings.Join(args, " "), p.Bin.Runink, p.RuninkEnv(), args...)
+		status = c.Exit(t)
+		if stdout, stderr = c.Stdout.String(), c.Stderr.String(); status == 0 || !Late(stdout+stderr) || time.Now().After(give) {
+			return stdout, stderr, status
+		}
+		t.Logf("asked for again: %s%s", stdout, stderr)
+	}
 }
 
 // RuninkEnv is the environment of a command line of the admin.
