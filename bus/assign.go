@@ -19,6 +19,9 @@ var ErrNotSent = errors.New("the assignment was not sent")
 // assignmentsBytes is the most that assignments in one message have together.
 const assignmentsBytes = 15 << 10
 
+// mostTogether is how many assignments are not made to wait for more.
+const mostTogether = 64
+
 // batchBase is the base of the number of a message with several assignments, in its reply subject behind `all`.
 const batchBase = 36
 
@@ -37,6 +40,7 @@ type assigner struct {
 	spare     []assignment // memory for queue
 	writing   bool         // somebody has the writer's part
 	left      bool         // …who left it to Receivers.write
+	gathering gathering
 
 	batches uint64 // numbers given to messages with several; belongs to who has the writer's part
 	body    []byte // memory for those, likewise
@@ -61,15 +65,18 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	all := r.all
 	all.assigning.Lock()
 	all.queue = append(all.queue, assignment{r, body, to.Assignments, t.clamped()})
-	mine := !all.writing
-	all.writing = true
-	all.assigning.Unlock()
-	if !mine {
+	// Half of those that are open leave together: then a runner works on these while the others are handed out.
+	full := len(all.queue) >= min((int(all.waits.Load())+1)/2, mostTogether)
+	if all.writing && (!full || !all.gathering.takeOver()) {
+		all.assigning.Unlock()
 		return nil
 	}
-	if all.waits.Load() > 1 {
-		yield(&all.assigning, &all.queue) // to those who are about to assign: theirs go into the same message
+	all.writing = true
+	if !full && !all.gathering.giveWay(&all.assigning, func() int { return len(all.queue) }) {
+		all.assigning.Unlock()
+		return nil
 	}
+	all.assigning.Unlock()
 	return all.assign(r, rounds)
 }
 
