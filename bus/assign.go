@@ -158,25 +158,18 @@ func (r *Receivers) assignTogether(list []assignment) error {
 		body = r.settled(first.to.ref, first.to.session, body)
 	}
 	if len(list) == 1 && len(body) == 0 {
-		first.to.leaves(0)
+		first.to.batch.Store(0)
 		msg.Reply, msg.Header, msg.Data = first.to.ReplySubject(), frameHeaders["RunnerWorkAssignment"], first.body
 		return r.conn.publish(first.trace.on(msg))
 	}
 	r.batches++
 	msg.Reply = schemas.ResultCtlSubject(first.to.ref, r.replica, together+strconv.FormatUint(r.batches, batchBase))
 	for _, a := range list {
-		a.to.leaves(r.batches)
+		a.to.batch.Store(r.batches)
 		traced := appendString(appendString(a.body, assignmentParentNumber, a.trace.Parent), assignmentStateNumber, a.trace.State)
 		body = protowire.AppendBytes(protowire.AppendTag(body, assignmentsNumber, protowire.BytesType), traced)
 	}
 	r.body = body
 	msg.Header, msg.Data = frameHeaders["RunnerWorkAssignments"], body
 	return r.conn.publish(msg)
-}
-
-// leaves notes in which message the assignment leaves.
-func (r *Receiver) leaves(batch uint64) {
-	r.mu.Lock()
-	r.batch, r.nobody = batch, false
-	r.mu.Unlock()
 }

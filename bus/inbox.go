@@ -182,6 +182,9 @@ func (in *inbox) look(now time.Time, t timing) {
 	if in.highest > in.last && now.Sub(in.movedAt) >= t.resend {
 		in.ask(now, t)
 	}
+	if in.final != 0 && in.handed == in.final && in.acked < in.final {
+		in.due, in.heldOnly = true, true // nobody has said that the result is consumed, but nothing comes after it
+	}
 	if now.Sub(in.creditedAt) >= t.keepalive {
 		in.due = true
 	}

@@ -26,9 +26,12 @@ type Receiver struct {
 	few  [5]Frame
 	done uint64 // number up to which is consumed
 
-	patient   bool         // the runner stands many results that are not acknowledged; belongs to who opened the stream, as does
-	settles   bool         // …that it reads RunnerWorkAssignments.settled
-	unwritten atomic.Int64 // assignments of it that wait for their turn, or are being written
+	patient   bool          // the runner stands many results that are not acknowledged; belongs to who opened the stream, as does
+	settles   bool          // …that it reads RunnerWorkAssignments.settled
+	ends      bool          // …and all up to the result is in got, of a runner that reads RunnerWorkCredits; belongs to who calls Try
+	window    atomic.Int64  // as in has it
+	batch     atomic.Uint64 // number of the message in which the assignment left with others; 0 for alone
+	unwritten atomic.Int64  // assignments of it that wait for their turn, or are being written
 
 	queued bool // guarded by all.mu: it is in all.ready
 
@@ -40,9 +43,8 @@ type Receiver struct {
 
 	in      inbox
 	parts   parts
-	bundles bool   // the runner sends bundles, so it reads RunnerWorkCredits
-	batch   uint64 // number of the message in which the assignment left with others; 0 for alone
-	nobody  bool   // the assignment reached nobody
+	bundles bool // the runner sends bundles, so it reads RunnerWorkCredits
+	nobody  bool // the assignment reached nobody
 	err     error
 }
 
@@ -60,8 +62,10 @@ func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatc
 	r.ref, r.session, r.dispatch, r.most = ref, session, dispatch, most
 	r.in = inbox{}
 	r.in.init(min(most, window), most)
-	r.bundles, r.batch, r.nobody, r.err = false, 0, false, nil
-	r.got, r.at, r.done, r.patient, r.settles = r.few[:0], 0, 0, false, false
+	r.window.Store(r.in.window)
+	r.batch.Store(0)
+	r.bundles, r.nobody, r.err = false, false, nil
+	r.got, r.at, r.done, r.ends, r.patient, r.settles = r.few[:0], 0, 0, false, false, false
 	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed, r.parts.wholeUsed = false, false, false, false
 	r.news.Store(false)
 }
@@ -74,11 +78,7 @@ func (r *Receiver) ReplySubject() string {
 
 // Window is how many bytes of chunks the runner may have under way now: for RunnerWorkAssignment.window_bytes. It may be
 // less than Open was asked for; credit tells the runner of changes.
-func (r *Receiver) Window() int64 {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.in.window
-}
+func (r *Receiver) Window() int64 { return r.window.Load() }
 
 // Next waits for the next frame: in the order of their numbers, each once. It returns ErrNoResponders when the assignment
 // reached nobody, which is only said before the first frame; then it may be published again and Next be called again. After
@@ -134,6 +134,7 @@ func (r *Receiver) look() error {
 		}
 	}
 	r.news.Store(r.in.handed < r.in.last)
+	r.ends = r.bundles && r.in.final != 0 && r.in.handed == r.in.final
 	if nobody && len(r.got) == 0 {
 		return fmt.Errorf("dispatch %s: %w", r.dispatch, ErrNoResponders)
 	}
@@ -151,14 +152,14 @@ func (r *Receiver) Done(f Frame) {
 	if r.at < len(r.got) && chunkBytes(f) < shareWithin {
 		return // what Try has taken out together is consumed together, unless it is large
 	}
+	if r.ends && r.at == len(r.got) {
+		return // Close is near and owes the credit, or the next tick finds it due
+	}
 	r.mu.Lock()
 	due, urgent := false, false
 	if r.err == nil {
 		r.in.done(r.done)
 		due, urgent = r.in.due, !r.bundles || r.in.urgent()
-		if r.in.consumed == r.in.final && !urgent {
-			due = false // Close is near, and owes it
-		}
 	}
 	r.mu.Unlock()
 	if due {
@@ -408,5 +409,6 @@ func (r *Receiver) resize(window int64) (due bool) {
 		return false
 	}
 	r.in.resize(min(r.most, window))
+	r.window.Store(r.in.window)
 	return r.in.due
 }

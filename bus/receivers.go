@@ -58,6 +58,7 @@ type Receivers struct {
 	groups  []group       // …these
 	frames  []sizedFrame  // …and these
 	waits   atomic.Int32  // streams that are open
+	began   time.Time
 	assigner
 	stop    chan struct{}
 	stopped chan struct{}
@@ -66,13 +67,14 @@ type Receivers struct {
 	open    map[string]*Receiver // by dispatch
 	ready   []*Receiver          // with a credit that is due
 	stale   int                  // of them closed since
-	buried  tombstones
-	owed    []owedCredit       // acknowledgements of closed dispatches
-	patient int                // of them for runners that stand many
-	memory  []byte             // for credits that go out together; belongs to the writer
-	nowait  bool               // what is ready or owed goes out now
-	pending bool               // lingers runs
-	waiting map[string]*waiter // by order id
+	buried  tombstones           // times since began
+	about   time.Duration        // since began: not before now, and not after the next tick
+	owed    []owedCredit         // acknowledgements of closed dispatches
+	patient int                  // of them for runners that stand many
+	memory  []byte               // for credits that go out together; belongs to the writer
+	nowait  bool                 // what is ready or owed goes out now
+	pending bool                 // lingers runs
+	waiting map[string]*waiter   // by order id
 	dropped map[DropReason]uint64
 	slots   int // what the windows are shared out for; a power of two ≥ fullSlots
 	closed  bool
@@ -92,9 +94,10 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 		conn: c, replica: schemas.NewID(), timing: newTiming(options),
 		wake: make(chan struct{}, 1), stop: make(chan struct{}), stopped: make(chan struct{}),
 		open: make(map[string]*Receiver), waiting: make(map[string]*waiter),
-		dropped: make(map[DropReason]uint64), slots: fullSlots, lingers: time.NewTimer(time.Hour),
+		dropped: make(map[DropReason]uint64), slots: fullSlots, lingers: time.NewTimer(time.Hour), began: time.Now(),
 	}
 	r.lingers.Stop()
+	r.about = r.timing.tick()
 	var err error
 	if r.results, err = c.Subscribe(schemas.ResultsOf(r.replica), r.result); err != nil {
 		return nil, err
@@ -224,7 +227,7 @@ func (r *Receivers) forget(one *Receiver, last owedCredit, owed bool) {
 	}
 	delete(r.open, one.dispatch)
 	r.waits.Add(-1)
-	r.buried.add(one.dispatch, tombstone{ref: one.ref, session: one.session, at: time.Now()})
+	r.buried.add(one.dispatch, owner{one.ref, one.session}, r.about)
 	window, resized := r.share()
 	r.mu.Unlock()
 	if resized {
@@ -331,7 +334,8 @@ func (r *Receivers) write() {
 		r.owed, r.patient = r.owed[:0], 0
 		r.nowait, r.pending = false, false
 		r.lingers.Stop()
-		r.buried.expire(now.Add(-r.timing.tombstone))
+		r.about = now.Sub(r.began) + r.timing.tick()
+		r.buried.expire(now.Sub(r.began) - r.timing.tombstone)
 		r.mu.Unlock()
 		for _, one := range due {
 			if c, ok := one.credit(now); ok {

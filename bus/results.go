@@ -139,9 +139,9 @@ func (r *Receivers) late(msg *nats.Msg, subject schemas.Subject) DropReason {
 }
 
 // stone is what is remembered of a dispatch that is not open, or why a message of ref for it is dropped.
-func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone tombstone, reason DropReason) {
+func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone owner, reason DropReason) {
 	r.mu.Lock()
-	stone, known := r.buried.get(dispatch, time.Now().Add(-r.timing.tombstone))
+	stone, known := r.buried.get(dispatch, time.Since(r.began)-r.timing.tombstone)
 	r.mu.Unlock()
 	switch {
 	case !known:
@@ -153,7 +153,7 @@ func (r *Receivers) stone(ref schemas.RunnerRef, dispatch string) (stone tombsto
 }
 
 // lateFrames drops frames of a closed dispatch, and acknowledges its result if that is among them.
-func (r *Receivers) lateFrames(stone tombstone, dispatch string, views []view) DropReason {
+func (r *Receivers) lateFrames(stone owner, dispatch string, views []view) DropReason {
 	if len(views) == 0 {
 		return DropLate
 	}
@@ -165,7 +165,7 @@ func (r *Receivers) lateFrames(stone tombstone, dispatch string, views []view) D
 }
 
 // acknowledge owes a runner the acknowledgement of a closed dispatch, and returns reason.
-func (r *Receivers) acknowledge(stone tombstone, dispatch, session string, acknowledged uint64, reason DropReason) DropReason {
+func (r *Receivers) acknowledge(stone owner, dispatch, session string, acknowledged uint64, reason DropReason) DropReason {
 	if session != stone.session {
 		return DropSession
 	}
@@ -179,6 +179,6 @@ func (r *Receivers) acknowledge(stone tombstone, dispatch, session string, ackno
 // nobodyHeard tells the streams whose assignments left in one message that it reached nobody.
 func (r *Receivers) nobodyHeard(ref schemas.RunnerRef, batch uint64) {
 	for _, one := range r.streams() {
-		one.nobodyHeard(func() bool { return one.batch == batch && one.ref == ref })
+		one.nobodyHeard(func() bool { return one.batch.Load() == batch && one.ref == ref })
 	}
 }

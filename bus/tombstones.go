@@ -6,50 +6,67 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// mostTombstones is about how many closed dispatches a replica knows at most, and half of it at least if there were so many.
+// mostTombstones is how many closed dispatches a replica knows at most.
 const mostTombstones = 4096
+
+// owner is whose a dispatch was.
+type owner struct {
+	ref     schemas.RunnerRef
+	session string
+}
 
 // tombstone is what is remembered of a closed dispatch.
 type tombstone struct {
-	ref     schemas.RunnerRef
-	session string
-	at      time.Time
+	dispatch string
+	of       *owner
+	at       time.Duration
 }
 
-// tombstones remembers closed dispatches, bounded in number and age: young ones, and old ones that go all at once when the young
-// are half of the most. Not safe for concurrent use; the zero value is empty.
+// tombstones remembers the last closed dispatches, bounded in number and age. They stand in a row, since each dispatch makes one and hardly
+// ever somebody looks for one: who does has an index made of those that are not in it yet. Times are counted from any one moment. Not
+// safe for concurrent use; the zero value is empty.
 type tombstones struct {
-	young, old             map[string]tombstone
-	newestYoung, newestOld time.Time
+	row  []tombstone // that of number n, from 0 on, is at n % mostTombstones
+	next int
+	of   *owner // of the last one, and mostly of the next
+
+	index   map[string]int // numbers by dispatch; those that are no more in row are no more true
+	indexed int            // numbers below are in it
 }
 
-func (t *tombstones) add(dispatch string, stone tombstone) {
-	if t.young == nil {
-		t.young, t.old = make(map[string]tombstone), make(map[string]tombstone)
+func (t *tombstones) add(dispatch string, of owner, at time.Duration) {
+	if t.of == nil || *t.of != of {
+		t.of = &of
 	}
-	t.young[dispatch], t.newestYoung = stone, stone.at
-	if len(t.young) >= mostTombstones/2 {
-		t.young, t.old = t.old, t.young
-		clear(t.young)
-		t.newestOld = t.newestYoung
+	stone := tombstone{dispatch, t.of, at}
+	if len(t.row) < mostTombstones {
+		t.row = append(t.row, stone)
+	} else {
+		t.row[t.next%mostTombstones] = stone
 	}
+	t.next++
 }
 
-// get is what is remembered of a dispatch that was closed then or later.
-func (t *tombstones) get(dispatch string, then time.Time) (tombstone, bool) {
-	stone, ok := t.young[dispatch]
-	if !ok {
-		stone, ok = t.old[dispatch]
+// get is whose a dispatch was that was closed then or later.
+func (t *tombstones) get(dispatch string, then time.Duration) (of owner, ok bool) {
+	oldest := t.next - len(t.row)
+	if t.index == nil || len(t.index) > 2*mostTombstones {
+		t.index, t.indexed = make(map[string]int), 0
 	}
-	return stone, ok && !stone.at.Before(then)
+	for t.indexed = max(t.indexed, oldest); t.indexed < t.next; t.indexed++ {
+		t.index[t.row[t.indexed%mostTombstones].dispatch] = t.indexed
+	}
+	n, ok := t.index[dispatch]
+	if !ok || n < oldest {
+		return owner{}, false
+	}
+	stone := t.row[n%mostTombstones]
+	return *stone.of, stone.at >= then
 }
 
-// expire makes room of what was closed before then.
-func (t *tombstones) expire(then time.Time) {
-	if t.newestYoung.Before(then) {
-		clear(t.young)
-	}
-	if t.newestOld.Before(then) {
-		clear(t.old)
+// expire makes room of all if they were closed before then.
+func (t *tombstones) expire(then time.Duration) {
+	if n := len(t.row); n > 0 && t.row[(t.next-1)%mostTombstones].at < then {
+		*t = tombstones{}
 	}
 }
