@@ -27,8 +27,9 @@ func GuardedDial(base *net.Dialer) func(ctx context.Context, network, addr strin
 
 // GuardedDialBy returns the dial hook of a runner (Env.Dial): it resolves the name, checks what comes out as ResolveFor does, and
 // dials exactly the addresses it checked, one after the other, so that no second resolution can put another in their place. Only
-// tcp, tcp4 and tcp6. Of base, which nobody changes any more, it uses resolver, timeout, keep-alive and local address; nil is a net.Dialer with a timeout of 30 s.
-// Safe for concurrent use if permit is.
+// tcp, tcp4 and tcp6. When it fails since the context's deadline is over, the context has ended. Of base, which nobody changes any
+// more, it uses resolver, timeout, keep-alive and local address; nil is a net.Dialer with a timeout of 30 s. Safe for concurrent
+// use if permit is.
 func GuardedDialBy(base *net.Dialer, permit Permit) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	dialer := base
 	switch {
@@ -42,16 +43,24 @@ func GuardedDialBy(base *net.Dialer, permit Permit) func(ctx context.Context, ne
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		ctx, cancel := context.WithTimeout(ctx, dialer.Timeout)
 		defer cancel()
-		addrs, err := ResolveFor(ctx, dialer.Resolver, network, addr, permit)
-		if err != nil {
-			return nil, err
+		conn, err := resolveAndDial(ctx, dialer, network, addr, permit)
+		if end, _ := ctx.Deadline(); err != nil && !time.Now().Before(end) {
+			<-ctx.Done() // due: the network's clock may ring first, and whoever asks the context next is to hear that its time is over
 		}
-		host, port, err := net.SplitHostPort(addr)
-		if err != nil {
-			return nil, err
-		}
-		return dialEach(ctx, dialer, network, port, host, addrs)
+		return conn, err
 	}
+}
+
+func resolveAndDial(ctx context.Context, dialer *net.Dialer, network, addr string, permit Permit) (net.Conn, error) {
+	addrs, err := ResolveFor(ctx, dialer.Resolver, network, addr, permit)
+	if err != nil {
+		return nil, err
+	}
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		return nil, err
+	}
+	return dialEach(ctx, dialer, network, port, host, addrs)
 }
 
 // ResolveFor is the addresses a dial to addr may go to. It refuses all if any address that comes out is a cloud-metadata or

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/org-runink/runbus/schemas"
 )
@@ -131,6 +132,23 @@ func TestGuardedDialTriesEachAddress(t *testing.T) {
 	cancel()
 	if _, err := GuardedDial(nil)(ctx, "tcp", target.Addr().String()); err == nil {
 		t.Error("dialled with a context that has ended")
+	}
+}
+
+// A dial that fails at the deadline fails after the context has ended: else a fetch whose time is over looks like one whose source can't
+// be reached.
+func TestGuardedDialEndsAfterItsContext(t *testing.T) {
+	target := listen(t)
+	dial := GuardedDial(nil)
+	for within := time.Duration(0); within < 2*time.Millisecond; within += 4 * time.Microsecond {
+		ctx, cancel := context.WithTimeout(t.Context(), within)
+		conn, err := dial(ctx, "tcp4", target.Addr().String())
+		if err == nil {
+			_ = conn.Close()
+		} else if ctx.Err() == nil {
+			t.Errorf("within %s: %v", within, err)
+		}
+		cancel()
 	}
 }
 
