@@ -22,11 +22,11 @@ const (
 // assignment is the RunnerWorkAssignment of a run, encoded. It is written by hand, since one is written at every dispatch: neither
 // is the caller's request copied, nor is an object made.
 func (r *run) assignment(acceptBy time.Time, window int64) ([]byte, error) {
-	b := slices.Grow(r.body[:0], r.size+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
+	b := slices.Grow(r.body[:0], r.sized.all+len(r.id)+len(r.runner.Session)+len(r.replica)+128)
 	b = appendText(b, fieldDispatch, r.id)
 	b = appendText(b, fieldSession, r.runner.Session)
 	b = protowire.AppendTag(b, fieldRequest, protowire.BytesType)
-	b, err := appendRequest(protowire.AppendVarint(b, uint64(r.size)), r.fetch, limit(r.fetch.GetMaxRows(), MaxRows), limit(r.fetch.GetMaxBytes(), MaxBytes))
+	b, err := r.sized.append(protowire.AppendVarint(b, uint64(r.sized.all)), r.fetch)
 	if err != nil {
 		return nil, err
 	}

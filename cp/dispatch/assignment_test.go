@@ -36,7 +36,7 @@ func TestAssignmentIsProtobuf(t *testing.T) {
 		acceptBy, deadline := at("accept"), at("deadline")
 		r := &run{facts: facts{
 			id: text.Draw(t, "id"), runner: &registry.Candidate{Session: text.Draw(t, "session")}, replica: text.Draw(t, "replica"),
-			fetch: fetch, size: requestSize(fetch, limit(fetch.GetMaxRows(), MaxRows), limit(fetch.GetMaxBytes(), MaxBytes)), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
+			fetch: fetch, sized: measure(fetch), deadline: deadline, secrets: rapid.MapOf(text, text).Draw(t, "secrets"),
 		}}
 		window := number.Draw(t, "window")
 		body, err := r.assignment(acceptBy, window)
@@ -69,7 +69,7 @@ func TestAssignmentIsOfTexts(t *testing.T) {
 		"setting": {Source: &runbusv1.Source{Settings: map[string]string{"path": "\xff"}}},
 		"query":   {Query: "\xff"},
 	} {
-		r := &run{facts: facts{runner: &nobody, fetch: fetch, size: requestSize(fetch, MaxRows, MaxBytes)}}
+		r := &run{facts: facts{runner: &nobody, fetch: fetch, sized: measure(fetch)}}
 		if _, err := r.assignment(time.Unix(0, 0), window); err == nil {
 			t.Errorf("%s: written though it is not UTF-8", name)
 		}

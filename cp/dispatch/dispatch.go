@@ -76,7 +76,7 @@ type Dispatcher struct {
 	mu      sync.Mutex
 	closed  bool
 	minding bool // mind looks at what runs
-	running map[string]*run
+	running runs
 	idle    chan struct{} // closed when closed and nothing runs
 }
 
@@ -111,7 +111,7 @@ func New(d Deps) (*Dispatcher, error) {
 	x := &Dispatcher{
 		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(), ownClock: ownClock,
 		busy: make(chan struct{}, 1), closing: make(chan struct{}), minded: make(chan struct{}),
-		running: make(map[string]*run), idle: make(chan struct{}),
+		idle: make(chan struct{}),
 	}
 	x.memory.New = newMemory
 	x.ticks.Store(1)
@@ -129,7 +129,7 @@ func (d *Dispatcher) Replica() string { return d.receivers.Replica() }
 func (d *Dispatcher) InFlight() int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return len(d.running)
+	return d.running.count
 }
 
 // Cancel tells a running dispatch of by's tenant to stop and returns at once; how it ends is in its Outcome. by must be
@@ -140,7 +140,7 @@ func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	r := d.running[dispatchID]
+	r := d.running.find(dispatchID)
 	if r == nil || r.caller.Tenant != by.Tenant {
 		return schemas.Errorf(schemas.CodeNotFound, "no such fetch is running").WithHint("it may have ended already")
 	}
@@ -155,7 +155,7 @@ func (d *Dispatcher) Cancel(by auth.Principal, dispatchID string) error {
 func (d *Dispatcher) Running(tenant string) []Running {
 	d.mu.Lock()
 	var list []Running
-	for _, r := range d.running {
+	for r := range d.running.all {
 		if r.caller.Tenant == tenant {
 			list = append(list, r.snapshot())
 		}
@@ -173,7 +173,7 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	d.mu.Lock()
 	again := d.closed
 	d.closed = true
-	if !again && len(d.running) == 0 {
+	if !again && d.running.count == 0 {
 		close(d.idle)
 	}
 	d.mu.Unlock()
@@ -183,7 +183,7 @@ func (d *Dispatcher) Close(ctx context.Context) error {
 	case <-ctx.Done():
 		err = ctx.Err()
 		d.mu.Lock()
-		for _, r := range d.running {
+		for r := range d.running.all {
 			r.cancel()
 		}
 		d.mu.Unlock()
@@ -205,10 +205,10 @@ func (d *Dispatcher) enter(r *run, given bool) error {
 	if d.closed {
 		return schemas.Errorf(schemas.CodeUnavailable, "this replica of the control plane is stopping").WithHint("try again")
 	}
-	if given && d.running[r.id] != nil {
+	if given && d.running.find(r.id) != nil {
 		return schemas.Errorf(schemas.CodeConflict, "the dispatch %s runs already", r.id)
 	}
-	d.running[r.id] = r
+	d.running.add(r)
 	if !d.minding {
 		d.minding = true
 		select {
@@ -223,8 +223,8 @@ func (d *Dispatcher) enter(r *run, given bool) error {
 func (d *Dispatcher) leave(r *run) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	delete(d.running, r.id)
-	if d.closed && len(d.running) == 0 {
+	d.running.remove(r)
+	if d.closed && d.running.count == 0 {
 		close(d.idle)
 	}
 	if r.completed {

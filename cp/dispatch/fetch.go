@@ -99,6 +99,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 	if end := d.publish(run, published.Add(within)); end != nil {
 		return end
 	}
+	run.assignedAt = published
 	run.reach(PhaseAssigned, run.here, published)
 
 	var retry <-chan time.Time

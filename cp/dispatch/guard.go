@@ -53,7 +53,7 @@ func (d *Dispatcher) look() bool {
 	d.coarse.Store(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, r := range d.running {
+	for r := range d.running.all {
 		if at := r.wakeAt.Load(); at > 0 && now >= at || closed(r.gone) {
 			r.wake()
 		}
@@ -64,7 +64,7 @@ func (d *Dispatcher) look() bool {
 			d.tellStart(r)
 		}
 	}
-	d.minding = len(d.running) > 0
+	d.minding = d.running.count > 0
 	return d.minding
 }
 

@@ -68,8 +68,6 @@ func newMetrics(registerer prometheus.Registerer, receivers *bus.Receivers, inFl
 // count adds one ended run.
 func (m *metrics) count(run *run, o *Outcome) {
 	ran := run.ended.Sub(run.began).Seconds()
-	accept, accepted := hop(run.phases, PhaseAssigned, PhaseAccepted)
-	firstRow, streamed := hop(run.phases, PhaseAccepted, PhaseFirstRow)
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if o.Err == nil {
@@ -82,11 +80,11 @@ func (m *metrics) count(run *run, o *Outcome) {
 		}
 		m.failedIn[o.Code].observe(ran)
 	}
-	if accepted {
-		m.accept.observe(accept.Seconds())
-	}
-	if streamed {
-		m.firstRow.observe(firstRow.Seconds())
+	if run.accepted {
+		m.accept.observe(run.acceptedAt.Sub(run.assignedAt).Seconds())
+		if !run.firstRow.IsZero() {
+			m.firstRow.observe(run.firstRow.Sub(run.acceptedAt).Seconds())
+		}
 	}
 	m.rows += max(run.rows, 0)
 	m.bytes += max(run.bytes, 0)

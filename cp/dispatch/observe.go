@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"slices"
-	"time"
 
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
@@ -125,18 +124,4 @@ func (r *run) end(outcome, by string) {
 	}
 	r.phases = append(r.phases, PhaseAt{Phase: trace.EndPhase(outcome), At: r.ended, By: by})
 	r.mu.Unlock()
-}
-
-// hop is how long the way between two steps took, false if one of them is not there.
-func hop(steps []PhaseAt, from, to string) (time.Duration, bool) {
-	var begin, end time.Time
-	for _, s := range steps {
-		switch s.Phase {
-		case from:
-			begin = s.At
-		case to:
-			end = s.At
-		}
-	}
-	return end.Sub(begin), !begin.IsZero() && !end.IsZero()
 }

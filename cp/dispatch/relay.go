@@ -32,7 +32,7 @@ func (d *Dispatcher) open(run *run) {
 	run.stream.receiver = &run.receiver
 	d.receivers.OpenAt(&run.receiver, ref, session, run.id, window)
 	run.open.Store(true)
-	d.d.Registry.WatchLoss(&run.watch, ref, session, run.nudge)
+	d.d.Registry.WatchLoss(&run.watch, run.runner, run.nudge)
 }
 
 // shut ends what open began.

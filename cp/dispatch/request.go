@@ -23,39 +23,46 @@ const (
 
 var errNotText = errors.New("a text in it is not UTF-8")
 
-// requestSize is the size of a request encoded by appendRequest with these limits.
-func requestSize(f *runbusv1.RunFetchRequest, rows, bytes int64) int {
-	n := len(f.ProtoReflect().GetUnknown()) + textSize(f.GetQuery()) + numberSize(rows) + numberSize(bytes)
-	if s := f.GetSource(); s != nil {
-		n += tagSize + protowire.SizeBytes(sourceSize(s))
-	}
-	return n
+// sized is what a request takes encoded, with the limits that hold instead of its own. Fields of a later version go on as they came.
+type sized struct {
+	rows, bytes            int64
+	all, source            int
+	unknown, sourceUnknown []byte
 }
 
-// appendRequest appends a request with these limits instead of its own. Fields of a later version go on as they came.
-func appendRequest(b []byte, f *runbusv1.RunFetchRequest, rows, bytes int64) (_ []byte, err error) {
+// measure measures a request.
+func measure(f *runbusv1.RunFetchRequest) sized {
+	m := sized{
+		rows: limit(f.GetMaxRows(), MaxRows), bytes: limit(f.GetMaxBytes(), MaxBytes), unknown: f.ProtoReflect().GetUnknown(),
+	}
+	m.all = len(m.unknown) + textSize(f.GetQuery()) + numberSize(m.rows) + numberSize(m.bytes)
+	if s := f.GetSource(); s != nil {
+		m.sourceUnknown = s.ProtoReflect().GetUnknown()
+		m.source = len(m.sourceUnknown) + textSize(s.GetKind())
+		for name, value := range s.GetSettings() {
+			m.source += tagSize + protowire.SizeBytes(settingSize(name, value))
+		}
+		m.all += tagSize + protowire.SizeBytes(m.source)
+	}
+	return m
+}
+
+// append appends the request that m is of.
+func (m *sized) append(b []byte, f *runbusv1.RunFetchRequest) (_ []byte, err error) {
 	if s := f.GetSource(); s != nil {
 		b = protowire.AppendTag(b, fieldSource, protowire.BytesType)
-		if b, err = appendSource(protowire.AppendVarint(b, uint64(sourceSize(s))), s); err != nil {
+		if b, err = m.appendSource(protowire.AppendVarint(b, uint64(m.source)), s); err != nil {
 			return nil, err
 		}
 	}
 	if b, err = appendChecked(b, fieldQuery, f.GetQuery()); err != nil {
 		return nil, err
 	}
-	b = appendNumber(appendNumber(b, fieldMaxRows, rows), fieldMaxBytes, bytes)
-	return append(b, f.ProtoReflect().GetUnknown()...), nil
+	b = appendNumber(appendNumber(b, fieldMaxRows, m.rows), fieldMaxBytes, m.bytes)
+	return append(b, m.unknown...), nil
 }
 
-func sourceSize(s *runbusv1.Source) int {
-	n := len(s.ProtoReflect().GetUnknown()) + textSize(s.GetKind())
-	for name, value := range s.GetSettings() {
-		n += tagSize + protowire.SizeBytes(settingSize(name, value))
-	}
-	return n
-}
-
-func appendSource(b []byte, s *runbusv1.Source) (_ []byte, err error) {
+func (m *sized) appendSource(b []byte, s *runbusv1.Source) (_ []byte, err error) {
 	if b, err = appendChecked(b, fieldKind, s.GetKind()); err != nil {
 		return nil, err
 	}
@@ -69,7 +76,7 @@ func appendSource(b []byte, s *runbusv1.Source) (_ []byte, err error) {
 			return nil, err
 		}
 	}
-	return append(b, s.ProtoReflect().GetUnknown()...), nil
+	return append(b, m.sourceUnknown...), nil
 }
 
 func settingSize(name, value string) int { return textSize(name) + textSize(value) }

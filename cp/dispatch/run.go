@@ -42,6 +42,8 @@ type run struct {
 	updateAt  timestamppb.Timestamp   // …and for its time
 	lastThere string                  // there, of this run or the one before
 
+	next *run // in Dispatcher.running; guarded by its mu
+
 	asked   atomic.Bool  // Cancel or Close asks it to stop
 	open    atomic.Bool  // receiver is in use: who has something for the run wakes it there
 	wakeAt  atomic.Int64 // time at which it is to be woken: due or lingers; 0 for none
@@ -61,7 +63,7 @@ type facts struct {
 	actor    string                    // the caller, in audit events
 	named    string                    // runner as the caller named it
 	fetch    *runbusv1.RunFetchRequest // the caller's, as it is; not read any more when the assignment was accepted
-	size     int                       // of it in an assignment, with the limits that hold
+	sized    sized                     // of it in an assignment
 	kind     string                    // of its source
 	secrets  map[string]string
 	timeout  time.Duration
@@ -76,7 +78,9 @@ type facts struct {
 
 	runner          *registry.Candidate // set once selected; Ref.Runner is empty before. It may be others' too
 	accepted        bool
+	assignedAt      time.Time
 	acceptedAt      time.Time
+	firstRow        time.Time
 	streaming       bool // the caller was told that rows come
 	completed       bool
 	credentialsRead bool
@@ -159,7 +163,8 @@ func (d *Dispatcher) newRun(req Request, id string) (*run, error) {
 	case !mayFetch(req.Caller):
 		return r, errMayNotFetch("run a fetch")
 	}
-	if r.size, err = checkFetch(req); err != nil {
+	r.sized = measure(req.Fetch)
+	if err = checkFetch(req, r.sized.all); err != nil {
 		return r, err
 	}
 	r.fetch = req.Fetch
@@ -190,28 +195,27 @@ func limit(asked, ceiling int64) int64 {
 	return min(asked, ceiling)
 }
 
-// checkFetch returns the size of the request in an assignment, or what is wrong with it.
-func checkFetch(req Request) (size int, err error) {
+// checkFetch returns what is wrong with a request that takes size bytes in an assignment.
+func checkFetch(req Request, size int) error {
 	f := req.Fetch
-	size = requestSize(f, limit(f.GetMaxRows(), MaxRows), limit(f.GetMaxBytes(), MaxBytes))
 	switch {
 	case f.GetSource().GetKind() == "":
-		return 0, schemas.Errorf(schemas.CodeInvalid, "the fetch names no source").WithHint("source.kind is one of file, sqlite, postgres, http")
+		return schemas.Errorf(schemas.CodeInvalid, "the fetch names no source").WithHint("source.kind is one of file, sqlite, postgres, http")
 	case f.GetMaxRows() < 0 || f.GetMaxBytes() < 0:
-		return 0, schemas.Errorf(schemas.CodeInvalid, "a limit of rows or bytes can't be negative")
+		return schemas.Errorf(schemas.CodeInvalid, "a limit of rows or bytes can't be negative")
 	case req.Timeout < 0:
-		return 0, schemas.Errorf(schemas.CodeInvalid, "the timeout can't be negative")
+		return schemas.Errorf(schemas.CodeInvalid, "the timeout can't be negative")
 	case size > maxRequest:
-		return 0, schemas.Errorf(schemas.CodeInvalid, "the request has %d bytes: at most %d are allowed", size, maxRequest)
+		return schemas.Errorf(schemas.CodeInvalid, "the request has %d bytes: at most %d are allowed", size, maxRequest)
 	}
 	secrets := 0
 	for name, value := range req.Secrets {
 		secrets += len(name) + len(value)
 	}
 	if secrets > maxSecrets {
-		return 0, schemas.Errorf(schemas.CodeInvalid, "the secrets have %d bytes: at most %d are allowed", secrets, maxSecrets)
+		return schemas.Errorf(schemas.CodeInvalid, "the secrets have %d bytes: at most %d are allowed", secrets, maxSecrets)
 	}
-	return size, nil
+	return nil
 }
 
 // mayFetch reports whether p may run and cancel fetches.
@@ -280,6 +284,7 @@ func (r *run) count(rows, bytes int64) {
 	if rows > r.rows {
 		now := r.now()
 		if r.rows == 0 {
+			r.firstRow = now
 			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: now, By: r.there})
 		}
 		r.lastRow = now

@@ -27,7 +27,7 @@ func (r *Registry) entry(ref schemas.RunnerRef) *runner {
 	if rn := r.fleet[ref.Tenant][ref.Runner]; rn != nil {
 		return rn
 	}
-	return &runner{ref: ref}
+	return &runner{ref: ref, forgotten: true}
 }
 
 // dialled is a runner of the roster with what is known of its process. r.mu must be held.

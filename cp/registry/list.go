@@ -100,6 +100,8 @@ type Candidate struct {
 	SessionAt, LinkAt time.Time
 	Link              string // `outbound`, `dialled` or `local`
 	Pid               int64
+
+	of *runner // nil for one that is not the registry's
 }
 
 // Label is what texts call the runner: the name that people gave it, or its id.

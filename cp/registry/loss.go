@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/cp/auth"
-	"github.com/org-runink/runbus/schemas"
 )
 
 // Watch watches one process for one dispatch. It belongs to who watches, so that watching makes no object. The zero value, and one that
@@ -31,13 +30,16 @@ func (w *Watch) Lost() (why string, lost bool) {
 	return "", false
 }
 
-// WatchLoss watches the process that has session, until Forget. w gets one reason when that process is known not to go on (SPEC
+// WatchLoss watches the process that has c's session, until Forget. w gets one reason when that process is known not to go on (SPEC
 // D13): a new process took the id, it said goodbye, its key was revoked, or it was out of sight for the grace. A cut shorter than
 // the grace is no loss. wake is called once then; it must neither block nor call the registry.
-func (r *Registry) WatchLoss(w *Watch, ref schemas.RunnerRef, session string, wake func()) {
+func (r *Registry) WatchLoss(w *Watch, c *Candidate, wake func()) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	rn := r.runner(ref)
+	rn, session := c.of, c.Session
+	if rn == nil || rn.forgotten {
+		rn = r.runner(c.Ref)
+	}
 	w.of, w.session, w.nonce, w.wake, w.over = rn, session, "", wake, false
 	w.lost.Store(nil)
 	if rn.rec.Session == session {

@@ -23,7 +23,7 @@ func grace(d time.Duration) func(*registry.Deps) {
 func watchLoss(s *rt.Stack, r *rt.Runner) (lost <-chan string, stop func()) {
 	var w registry.Watch
 	told := make(chan string, 1)
-	s.Registry.WatchLoss(&w, r.Ref, r.Session, func() {
+	s.Registry.WatchLoss(&w, &registry.Candidate{Ref: r.Ref, Session: r.Session}, func() {
 		why, _ := w.Lost()
 		told <- why
 	})

@@ -31,6 +31,7 @@ type runner struct {
 	// responders is what became of the last work or order that was published to it.
 	responders responders
 	watches    *Watch // the last that began; the others are behind it
+	forgotten  bool   // the registry has another entry for it, or none
 }
 
 // runner finds or makes the entry of ref. r.mu must be held.
@@ -63,6 +64,7 @@ func (r *Registry) update(ref schemas.RunnerRef, change func(*runner)) {
 	}
 	if !rn.live && rn.known == nil && len(rn.links) == 0 && rn.watches == nil {
 		delete(r.fleet[ref.Tenant], ref.Runner)
+		rn.forgotten = true
 		if len(r.fleet[ref.Tenant]) == 0 {
 			delete(r.fleet, ref.Tenant)
 		}
@@ -296,7 +298,7 @@ func (rn *runner) candidate(s status) Candidate {
 		Session: rn.rec.Session, Work: rn.work, Limit: rn.rec.Limit, Pid: rn.rec.Pid,
 		SessionAt: rn.rec.SessionAt, LinkAt: link.at,
 		Deaf: s.signals.Responders == RespondersNone, Unheard: s.signals.Responders != RespondersHeard,
-		Can: bus.AbilitiesOf(rn.rec.Capabilities),
+		Can: bus.AbilitiesOf(rn.rec.Capabilities), of: rn,
 	}
 }
 
