@@ -21,10 +21,17 @@ func TestProcessorsFollowTheLoad(t *testing.T) {
 			t.Fatal("wide for what one processor has room for")
 		}
 	}
+	for _, percent := range []int{90, 50, 100} {
+		for range busyLooks - 1 {
+			if look(percent) {
+				t.Fatalf("wide after too short a time at %d %%", percent)
+			}
+		}
+	}
 	if !look(90) || !l.wide {
 		t.Fatal("one processor, which is not enough")
 	}
-	for _, percent := range []int{200, 50, 30} {
+	for _, percent := range []int{200, 70, 80, 30} {
 		for range calmLooks - 1 {
 			if look(percent) {
 				t.Fatalf("narrow after too short a time at %d %%", percent)
