@@ -92,7 +92,11 @@ func (o *outbox) release() {
 		o.giveBack(f, o.acked+1+uint64(i))
 	}
 	if o.memory != nil {
-		clear(o.memory.frames[:])
+		if cap(o.frames) == len(o.memory.frames) {
+			clear(o.frames)
+		} else { // they had to move
+			clear(o.memory.frames[:])
+		}
 		frameMemories.Put(o.memory)
 	}
 	o.frames, o.memory, o.used = nil, nil, 0

@@ -35,25 +35,40 @@ const (
 	wholeArrowNumber, wholeResponseNumber, wholeXxh3Number = 183, 184, 185
 )
 
+// appendTag and appendVarint are protowire's, faster where one or two bytes will do, as they mostly do here.
+func appendTag(b []byte, n protowire.Number, kind protowire.Type) []byte {
+	return appendVarint(b, uint64(n)<<3|uint64(kind))
+}
+
+func appendVarint(b []byte, v uint64) []byte {
+	switch {
+	case v < 1<<7:
+		return append(b, byte(v))
+	case v < 1<<14:
+		return append(b, byte(v)|0x80, byte(v>>7))
+	}
+	return protowire.AppendVarint(b, v)
+}
+
 func appendString(b []byte, n protowire.Number, s string) []byte {
 	if s == "" {
 		return b
 	}
-	return protowire.AppendString(protowire.AppendTag(b, n, protowire.BytesType), s)
+	return append(appendVarint(appendTag(b, n, protowire.BytesType), uint64(len(s))), s...)
 }
 
 func appendBytes(b []byte, n protowire.Number, v []byte) []byte {
 	if len(v) == 0 {
 		return b
 	}
-	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), v)
+	return append(appendVarint(appendTag(b, n, protowire.BytesType), uint64(len(v))), v...)
 }
 
 func appendUint(b []byte, n protowire.Number, v uint64) []byte {
 	if v == 0 {
 		return b
 	}
-	return protowire.AppendVarint(protowire.AppendTag(b, n, protowire.VarintType), v)
+	return appendVarint(appendTag(b, n, protowire.VarintType), v)
 }
 
 func appendInt(b []byte, n protowire.Number, v int64) []byte { return appendUint(b, n, uint64(v)) }
@@ -64,7 +79,7 @@ func appendBool(b []byte, n protowire.Number, v bool) []byte {
 
 // appendClock writes a Timestamp or a Duration.
 func appendClock(b []byte, n protowire.Number, seconds int64, nanos int32) []byte {
-	b = protowire.AppendTag(b, n, protowire.BytesType)
+	b = appendTag(b, n, protowire.BytesType)
 	b = append(b, 0)
 	at := len(b)
 	b = appendInt(appendInt(b, 1, seconds), 2, int64(nanos))
@@ -134,12 +149,12 @@ func appendUpdate(b []byte, n protowire.Number, u *runbusv1.RunFetchUpdate) []by
 	if at := u.At; at != nil {
 		inner = appendClock(inner, 6, at.Seconds, at.Nanos)
 	}
-	return protowire.AppendBytes(protowire.AppendTag(b, n, protowire.BytesType), inner)
+	return append(appendVarint(appendTag(b, n, protowire.BytesType), uint64(len(inner))), inner...)
 }
 
 // appendResponse writes a response, which has no notices, as field n.
 func appendResponse(b []byte, n protowire.Number, r *runbusv1.RunFetchResponse) []byte {
-	b = protowire.AppendTag(b, n, protowire.BytesType)
+	b = appendTag(b, n, protowire.BytesType)
 	b = append(b, 0)
 	at := len(b)
 	b = appendInt(appendInt(appendInt(b, 1, r.Rows), 2, r.Bytes), 3, r.WireBytes)

@@ -64,7 +64,9 @@ func (w *works) receive(msg *nats.Msg) {
 	switch bus.TypeOf(msg) {
 	case "RunnerWorkAssignment", "RunnerWorkAssignments":
 		w.agent.senders.Settled(msg) // first: it may make room
-		if err := bus.Assignments(msg, w.assign); err != nil {
+		came := time.Now()
+		err := bus.Assignments(msg, func(m *runbusv1.RunnerWorkAssignment, from bus.Trace) { w.assign(m, from, came) })
+		if err != nil {
 			w.agent.log.Warn("an assignment could not be read", "error", err)
 		}
 	case "RunnerWorkCredentials":
@@ -79,8 +81,8 @@ func (w *works) receive(msg *nats.Msg) {
 	}
 }
 
-// assign gives the assignment a slot and starts it, or refuses it, or drops it: one that came too late, or whose id is known.
-func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
+// assign gives the assignment, which came then, a slot and starts it, or refuses it, or drops it: one that came too late, or whose id is known.
+func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began time.Time) {
 	a := w.agent
 	id := m.GetDispatchId()
 	s := a.session.Load()
@@ -88,7 +90,6 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace) {
 		a.log.Warn("an assignment of another session was dropped", "dispatch", id)
 		return
 	}
-	began := time.Now()
 	at, now := began.Sub(processStart), a.clock.at(began)
 	late := now.After(m.GetAcceptBy().AsTime())
 
