@@ -12,6 +12,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -172,7 +173,7 @@ func TestRefusedCredentials(t *testing.T) {
 		"a bad signature": nats.Nkey(b.Keys.OpsPublic(), func([]byte) ([]byte, error) { return make([]byte, 64), nil }),
 		"a configured user's key with a bad signature": nats.Nkey(b.Keys.Public(embedded.UserSec), func([]byte) ([]byte, error) { return make([]byte, 64), nil }),
 	} {
-		nc, err := nats.Connect(b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), o)
+		nc, err := natsdial.Connect(soon, b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), o)
 		if err == nil {
 			nc.Close()
 			t.Errorf("%s: let in", name)

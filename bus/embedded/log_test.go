@@ -9,6 +9,7 @@ import (
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -46,7 +47,7 @@ func TestServerLogHasNoCredential(t *testing.T) {
 	}
 	seed := service[strings.LastIndexByte(service, '.')+1:]
 	for _, secret := range []string{session, service, seed} {
-		nc, err := nats.Connect(b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), nats.UserInfo(secret, secret), nats.Name(secret))
+		nc, err := natsdial.Connect(soon, b.URL(), nats.Timeout(soon), nats.RootCAs(b.CAFile), nats.UserInfo(secret, secret), nats.Name(secret))
 		if err == nil {
 			nc.Close()
 			t.Fatal("let in")

@@ -18,6 +18,7 @@ import (
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/internal/leak"
+	"github.com/org-runink/runbus/internal/natsdial"
 	"github.com/org-runink/runbus/schemas"
 )
 
@@ -139,7 +140,7 @@ func TestOtherKeysAreOtherUsers(t *testing.T) {
 	c := config(t)
 	c.Keys = other
 	s := start(t, c)
-	nc, err := nats.Connect("nats://"+s.Addr(), nats.Timeout(soon), nats.RootCAs(filepath.Join(filepath.Dir(c.CertFile), "ca.pem")), seedOption(t, b.Keys.OpsSeed()))
+	nc, err := natsdial.Connect(soon, "nats://"+s.Addr(), nats.Timeout(soon), nats.RootCAs(filepath.Join(filepath.Dir(c.CertFile), "ca.pem")), seedOption(t, b.Keys.OpsSeed()))
 	if err == nil {
 		nc.Close()
 		t.Fatal("the ops key of another installation was let in")
