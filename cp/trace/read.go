@@ -125,15 +125,6 @@ func (r *Recorder) find(ctx context.Context, tenant, id string, began time.Time)
 	return Timeline{}, jetstream.ErrNotFound
 }
 
-// decode reads a message; what is damaged is nobody's timeline.
-func decode(m jetstream.TraceMessage) []Timeline {
-	var b batch
-	if json.Unmarshal(m.Body, &b) != nil {
-		return nil
-	}
-	return b.Timelines
-}
-
 // running are the dispatches of tenant that other replicas have said to run, or were left running by one that has gone: not
 // those whose end is stored.
 func (r *Recorder) running(ctx context.Context, tenant string) (map[string]Timeline, error) {

@@ -290,33 +290,6 @@ func (r *Recorder) writeEnded(ctx context.Context, tenant string, list []*Live) 
 	return nil
 }
 
-// encode puts as many timelines as fit into one message.
-func encode(replica string, list []*Live) (body []byte, n int) {
-	head, err := json.Marshal(replica)
-	if err != nil {
-		return nil, 0
-	}
-	body = append(append(make([]byte, 0, min(1<<10*len(list), maxBatch)+2<<10), `{"replica":`...), head...)
-	body = append(body, `,"timelines":[`...)
-	begin := len(body)
-	for _, l := range list {
-		before := len(body)
-		if before > begin {
-			body = append(body, ',')
-		}
-		body, err = appendTimeline(body, l.ended())
-		if err == nil && before > begin && len(body) > maxBatch {
-			body = body[:before]
-			break
-		}
-		if err != nil { // it can't be written, now or later
-			body = body[:before]
-		}
-		n++
-	}
-	return append(body, `]}`...), n
-}
-
 // writeRunning stores, for each tenant with something new, its dispatches that have run for long.
 func (r *Recorder) writeRunning(ctx context.Context) {
 	now := r.d.Now()

@@ -354,6 +354,7 @@ func TestStoppedAt(t *testing.T) {
 
 func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"replica":"a","timelines":[{"dispatchId":"x"}]}`))
+	f.Add([]byte(`{"timelines":[{"dispatchId":"x","phases":[{"phase":"done"}]},{"dispatchId":"y","like":0,"took":1,"within":2,"phasesIn":[3]}]}`))
 	f.Add([]byte(`{`))
 	f.Fuzz(func(t *testing.T, body []byte) {
 		for _, tl := range decode(jetstream.TraceMessage{Body: body}) {
