@@ -49,7 +49,8 @@ type Receivers struct {
 	replica string
 	timing  timing
 	bundled func(subject string, f proto.Message) // see OnBundled
-	watched func(subject string) bool             // see TellIf
+	watches func() bool                           // see TellIf, as for
+	watched func(subject string) bool             // …this
 	results *nats.Subscription
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due
@@ -114,8 +115,14 @@ func NewReceivers(c *Conn, options ...Option) (*Receivers, error) {
 // Open.
 func (r *Receivers) OnBundled(f func(subject string, m proto.Message)) { r.bundled = f }
 
-// TellIf has OnBundled's function called for subjects only for which watched is true; nil: for all. To be set before the first Open.
-func (r *Receivers) TellIf(watched func(subject string) bool) { r.watched = watched }
+// TellIf has OnBundled's function called only while somebody watches, and for subjects for which watched is true; nil: always, for all.
+// Whether somebody watches at all is asked for each message, so it should cost little. To be set before the first Open.
+func (r *Receivers) TellIf(somebody func() bool, watched func(subject string) bool) {
+	r.watches, r.watched = somebody, watched
+}
+
+// tells reports whether somebody may have to be told of what comes, or leaves, unseen.
+func (r *Receivers) tells() bool { return r.bundled != nil && (r.watches == nil || r.watches()) }
 
 // Replica is the random id of this replica's boot, `<c>` in the subjects.
 func (r *Receivers) Replica() string { return r.replica }
@@ -244,7 +251,7 @@ func (r *Receivers) drop(reason DropReason) {
 // settled takes out of what is owed which dispatches of a session are settled, and appends it to body as a RunnerWorkAssignments says it.
 // While ops watches credit it takes none: ops sees no assignments but copies.
 func (r *Receivers) settled(ref schemas.RunnerRef, session string, body []byte) []byte {
-	if r.bundled != nil && (r.watched == nil || r.watched(schemas.CreditSubject(ref, together))) {
+	if r.tells() && (r.watched == nil || r.watched(schemas.CreditSubject(ref, together))) {
 		return body
 	}
 	r.mu.Lock()

@@ -57,7 +57,7 @@ func (r *Receivers) several(msg *nats.Msg, subject schemas.Subject, batch string
 		r.drop(DropInvalid)
 		return
 	}
-	a := arrival{ref: subject.Ref, bytes: len(msg.Data), at: time.Now(), bundled: true, hidden: subject.Kind == schemas.KindResultData}
+	a := arrival{ref: subject.Ref, bytes: len(msg.Data), at: time.Now(), bundled: true, hidden: subject.Kind == schemas.KindResultData && r.tells()}
 	groups := r.group(views)
 	for _, g := range groups {
 		if reason := r.some(g, a); reason != "" {

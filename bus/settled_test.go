@@ -155,7 +155,7 @@ func TestNotSettledByAnAssignment(t *testing.T) {
 			s := newSettling(t)
 			if name == "watched" {
 				s.receivers.OnBundled(func(string, proto.Message) {})
-				s.receivers.TellIf(func(subject string) bool { return subject == schemas.CreditSubject(edge, "all") })
+				s.receivers.TellIf(nil, func(subject string) bool { return subject == schemas.CreditSubject(edge, "all") })
 			}
 			one, oneR, _ := s.begin(t, "one", session, "", can)
 			ended := end(t, one, oneR)

@@ -53,7 +53,7 @@ func TestManyDispatchesShareMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	var told sync.Map
-	p.receivers.TellIf(func(subject string) bool {
+	p.receivers.TellIf(nil, func(subject string) bool {
 		parsed, err := schemas.Parse(subject)
 		return err == nil && parsed.Kind == schemas.KindResultCtl && parsed.Dispatch != unwatched
 	})

@@ -309,7 +309,8 @@ func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	c.dispatch, err = dispatch.New(dispatch.Deps{
 		Bus: bus.NewConn(results), Registry: c.registry, Audit: c.audit, Timeout: c.cfg.DispatchTimeout, Isolation: c.cfg.Isolation,
 		Recorder: c.recorder, Tracing: c.cfg.Tracing, Managed: c.useManaged(),
-		Copies: c.copyForOps, Watched: c.server.Watched, Metrics: metrics, Log: c.cfg.Log.With("part", "dispatch"),
+		Copies: c.copyForOps, Watchers: c.server.Watchers, Watched: c.server.Watched, Metrics: metrics,
+		Log: c.cfg.Log.With("part", "dispatch"),
 	})
 	if err != nil {
 		return err

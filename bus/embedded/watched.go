@@ -31,8 +31,7 @@ func (w *watchers) admit(u User, nc *nats.Conn) {
 	w.own.Store(&own)
 }
 
-// some reports whether a connection that is not of Connect may be in OPS. One of Connect that the server has just dropped, and that does
-// not know it yet, can stand for another.
+// some is Server.Watchers.
 func (w *watchers) some() bool {
 	n := w.ops.NumConnections()
 	if own := w.own.Load(); own != nil {
@@ -45,8 +44,12 @@ func (w *watchers) some() bool {
 	return n > 0
 }
 
+// Watchers reports whether anybody is in account OPS but the connections of Connect: nobody else can watch. One of those that the server
+// has just dropped, and that does not know it yet, can hide another.
+func (s *Server) Watchers() bool { return s.watchers.some() }
+
 // Watched reports whether anybody in account OPS subscribes a subject that is not imported there. Connections of Connect don't count:
 // their users may not.
 func (s *Server) Watched(subject string) bool {
-	return s.watchers.some() && s.watchers.ops.SubscriptionInterest(subject)
+	return s.Watchers() && s.watchers.ops.SubscriptionInterest(subject)
 }

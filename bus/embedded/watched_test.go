@@ -15,7 +15,7 @@ import (
 func TestWatched(t *testing.T) {
 	b := bustest.Start(t)
 	work := schemas.WorkSubject(acme, "s")
-	if !b.Alone() || b.Watched(work) {
+	if b.Watchers() || b.Watched(work) {
 		t.Error("somebody watches before anybody is there")
 	}
 	newStore(t.Context(), t, b)
@@ -27,11 +27,11 @@ func TestWatched(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !b.Alone() || b.Watched(work) {
+	if b.Watchers() || b.Watched(work) {
 		t.Error("the control plane's own connections are watchers")
 	}
 	ops := b.OpsConn(t)
-	if b.Alone() || b.Watched(work) {
+	if !b.Watchers() || b.Watched(work) {
 		t.Error("ops watch without a subscription")
 	}
 	for _, subject := range []string{"runbus.v1.>", "runbus.v1.*.runner.*.work.*", work} {
@@ -67,7 +67,7 @@ func TestWatched(t *testing.T) {
 		t.Error("ops are not seen when a connection of the control plane has gone")
 	}
 	ops.Close()
-	for give := time.Now().Add(soon); !b.Alone(); runtime.Gosched() {
+	for give := time.Now().Add(soon); b.Watchers(); runtime.Gosched() {
 		if time.Now().After(give) {
 			t.Fatal("ops are still there")
 		}

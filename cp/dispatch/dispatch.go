@@ -46,6 +46,8 @@ type Deps struct {
 	// Copies, if set, is given every message published on a work or control subject, for the view of ops, and every frame but chunks
 	// that came bundled with chunks; sealed credentials are left out of the copy. It must not block.
 	Copies func(subject string, m proto.Message)
+	// Watchers reports whether Copies may want something. Nil: it may.
+	Watchers func() bool
 	// Watched reports whether Copies wants what is published on a subject. Nil: it does.
 	Watched func(subject string) bool
 	// Recorder, if set, keeps the timeline of each dispatch (SPEC D17). It never holds one up.
@@ -106,7 +108,7 @@ func New(d Deps) (*Dispatcher, error) {
 	}
 	if d.Copies != nil {
 		receivers.OnBundled(d.Copies) // ops can't subscribe data
-		receivers.TellIf(d.Watched)
+		receivers.TellIf(d.Watchers, d.Watched)
 	}
 	x := &Dispatcher{
 		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(), ownClock: ownClock,

@@ -131,7 +131,8 @@ func startPlane(ctx context.Context, dir string, log *slog.Logger) (_ *plane, er
 	p.onClose(p.registry.Close)
 	p.tasks.Go(func() error { return p.registry.Run(runCtx) })
 	p.dispatcher, err = dispatch.New(dispatch.Deps{
-		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copyForOps, Watched: p.server.Watched, Metrics: metrics, Log: log,
+		Bus: bus.NewConn(conns[embedded.UserDispatch]), Registry: p.registry, Audit: events, Copies: copyForOps,
+		Watchers: p.server.Watchers, Watched: p.server.Watched, Metrics: metrics, Log: log,
 	})
 	if err != nil {
 		return nil, err
