@@ -47,6 +47,7 @@ type heldFrame struct {
 	whole *whole // what comes before it, of one that was a RunnerWorkWhole
 	bytes int64  // of the window
 	size  int64  // encoded
+	lent  lender // has its memory back once the frame is consumed; nil for most
 }
 
 // verdict is what became of a frame that was offered.
@@ -92,7 +93,7 @@ func (in *inbox) offerSized(one sizedFrame, now time.Time, t timing) verdict {
 	in.highest = max(in.highest, seq)
 	in.got += n
 	in.held += size
-	in.queue = append(in.queue, heldFrame{f, one.whole, n, size})
+	in.queue = append(in.queue, heldFrame{f, one.whole, n, size, one.lent})
 	in.movedAt = now
 	if _, ok := f.(*runbusv1.RunnerWorkResult); ok {
 		in.final, in.highest = seq, seq
@@ -133,8 +134,9 @@ func (in *inbox) next(into []Frame) ([]Frame, bool) {
 	return into, true
 }
 
-// done consumes all frames up to seq that were given out. A credit becomes due when half a window is free again; when the
-// runner may be waiting for room that is there; for half of the progress it may have under way; and for the result.
+// done consumes all frames up to seq that were given out, whose bytes nobody reads any more. A credit becomes due when half a window
+// is free again; when the runner may be waiting for room that is there; for half of the progress it may have under way; and for the
+// result.
 func (in *inbox) done(seq uint64) {
 	seq = min(seq, in.handed)
 	if seq <= in.consumed {
@@ -146,6 +148,9 @@ func (in *inbox) done(seq uint64) {
 		in.held -= h.size
 		if h.bytes == 0 {
 			in.small++
+		}
+		if h.lent != nil {
+			h.lent.Recycle()
 		}
 	}
 	kept := copy(in.queue, in.queue[n:])

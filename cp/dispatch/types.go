@@ -38,7 +38,8 @@ type Sink interface {
 	Accepted(Accepted) error
 	// Progress is told how far the fetch is. The update is only lent, until the method returns.
 	Progress(*runbusv1.RunFetchUpdate) error
-	// Chunk takes the next piece of the Arrow IPC stream; it may keep the bytes. While it blocks, the runner is held back.
+	// Chunk takes the next piece of the Arrow IPC stream. The bytes are only lent, until it returns. While it blocks, the runner is held
+	// back.
 	Chunk(arrowIPC []byte) error
 	// Abandon tells that the fetch has ended (deadline, cancel, loss) while another method is being called: a caller who takes
 	// nothing must not hold the dispatch. It is called at most once, from another goroutine, and must not block.

@@ -1,14 +1,16 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
 
-// TestServerBuildsWithSmallStacks builds the server that go.mod requires, changed, as this module uses it.
-func TestServerBuildsWithSmallStacks(t *testing.T) {
+// TestCopiesBuild builds the server and the client that go.mod requires, changed, as this module uses them.
+func TestCopiesBuild(t *testing.T) {
 	const root = "../.."
 	dir, err := filepath.Abs(filepath.Join(root, "bin", "smallstack")) // where `make build` has it too: compiled once
 	if err != nil {
@@ -20,21 +22,26 @@ func TestServerBuildsWithSmallStacks(t *testing.T) {
 	run := func(args ...string) string {
 		cmd := exec.CommandContext(t.Context(), "go", args...)
 		cmd.Dir = root
+		cmd.Env = append(os.Environ(), "GOFLAGS="+os.Getenv("GOFLAGS")+" '-modfile="+filepath.Join(dir, "go.mod")+"'")
 		out, err := cmd.CombinedOutput()
 		if err != nil {
 			t.Fatalf("go %v: %v\n%s", args, err, out)
 		}
 		return strings.TrimSpace(string(out))
 	}
-	modfile := "-modfile=" + filepath.Join(dir, "go.mod")
-	if used := run("list", modfile, "-m", "-f", "{{.Dir}}", server); !strings.HasPrefix(used, dir) {
-		t.Fatalf("the build takes the server from %s", used)
+	for _, m := range modules {
+		if used := run("list", "-m", "-f", "{{.Dir}}", m.path); !strings.HasPrefix(used, dir) {
+			t.Fatalf("the build takes %s from %s", m.path, used)
+		}
 	}
-	run("build", modfile, "./bus/embedded")
+	run("build", "./bus/embedded")
+	if doc := run("doc", client+".Msg.Recycle"); !strings.Contains(doc, "func (m *Msg) Recycle()") { // bus/lent.go finds it by that
+		t.Errorf("messages do not come back:\n%s", doc)
+	}
 }
 
-func TestAnotherServerIsNotChanged(t *testing.T) {
-	for _, c := range changes {
+func TestAnotherVersionIsNotChanged(t *testing.T) {
+	for _, c := range slices.Concat(serverChanges, clientChanges) {
 		for name, text := range map[string]string{"gone": "package server\n", "twice": c.before + c.before} {
 			if changed, err := c.make([]byte(text)); err == nil {
 				t.Errorf("%s: %q", name, changed)
@@ -45,7 +52,9 @@ func TestAnotherServerIsNotChanged(t *testing.T) {
 			t.Errorf("%q, %v", changed, err)
 		}
 	}
-	if err := copyChanged(t.TempDir(), t.TempDir()); err == nil {
-		t.Error("a folder without the files is copied")
+	for _, m := range modules {
+		if err := m.copyChanged(t.TempDir(), t.TempDir()); err == nil {
+			t.Errorf("%s: a folder without the files is copied", m.path)
+		}
 	}
 }

@@ -42,7 +42,7 @@ func inside(c *cp.ControlPlane, n int64, check bool) (took, error) {
 		return took{}, err
 	}
 	began := time.Now()
-	s := &insideSink{chunks: make(chan []byte), gone: make(chan struct{})}
+	from, to := io.Pipe()
 	read := make(chan error, 1)
 	var got int64
 	var sum hash.Hash
@@ -50,12 +50,12 @@ func inside(c *cp.ControlPlane, n int64, check bool) (took, error) {
 		sum = sha256.New()
 	}
 	go func() {
-		defer close(s.gone)
-		reader, err := ipc.NewReader(s)
+		defer from.Close()
+		reader, err := ipc.NewReader(from)
 		if err == nil {
 			got, err = readAll(reader, sum)
 			reader.Release()
-			_, drained := io.Copy(io.Discard, s)
+			_, drained := io.Copy(io.Discard, from)
 			if err == nil {
 				err = drained
 			}
@@ -64,8 +64,8 @@ func inside(c *cp.ControlPlane, n int64, check bool) (took, error) {
 	}()
 	o, err := c.Fetch(context.Background(), strings.TrimSpace(string(token)), dispatch.Request{
 		Runner: runnerID, Fetch: &runbusv1.RunFetchRequest{Source: &runbusv1.Source{Kind: kind}, Query: strconv.FormatInt(n, 10)},
-	}, s)
-	close(s.chunks)
+	}, insideSink{to})
+	_ = to.Close() // never fails
 	if failed := <-read; err == nil && failed != nil {
 		err = failed
 	}
@@ -80,41 +80,19 @@ func inside(c *cp.ControlPlane, n int64, check bool) (took, error) {
 }
 
 // insideSink hands the chunks to who reads them.
-type insideSink struct {
-	chunks chan []byte
-	gone   chan struct{} // closed when nobody reads any more
-	rest   []byte
-}
+type insideSink struct{ to *io.PipeWriter }
 
 // Accepted takes no notice.
-func (s *insideSink) Accepted(dispatch.Accepted) error { return nil }
+func (s insideSink) Accepted(dispatch.Accepted) error { return nil }
 
 // Progress takes no notice.
-func (s *insideSink) Progress(*runbusv1.RunFetchUpdate) error { return nil }
+func (s insideSink) Progress(*runbusv1.RunFetchUpdate) error { return nil }
 
-// Chunk waits until the reader has taken b.
-func (s *insideSink) Chunk(b []byte) error {
-	select {
-	case s.chunks <- b:
-		return nil
-	case <-s.gone:
-		return io.ErrClosedPipe
-	}
+// Chunk waits until the reader has taken all of b.
+func (s insideSink) Chunk(b []byte) error {
+	_, err := s.to.Write(b)
+	return err
 }
 
 // Abandon takes no notice: the reader never stops for long.
-func (s *insideSink) Abandon() {}
-
-// Read is the reader's side.
-func (s *insideSink) Read(p []byte) (int, error) {
-	if len(s.rest) == 0 {
-		b, ok := <-s.chunks
-		if !ok {
-			return 0, io.EOF
-		}
-		s.rest = b
-	}
-	n := copy(p, s.rest)
-	s.rest = s.rest[n:]
-	return n, nil
-}
+func (s insideSink) Abandon() {}
