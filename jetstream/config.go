@@ -68,8 +68,8 @@ type definition struct {
 // definitions are all streams of account SEC.
 //
 // The audit stream is kept for ever: no age, count or size limit, no delete, no purge, no roll-up. At about 330 bytes an event on
-// the disk a million events are 330 MB, and half of it if they come by the thousand a second; S2 compression would make it a third, and costs
-// as much as storing them does (measured: 4 % of the control plane's processor time at full load). When JetStream's storage is full, appends fail, and with them what must be
+// the disk a million events are 330 MB; S2 compression would make it a third, and costs as much as storing them does (measured: 4 %
+// of the control plane's processor time at full load). When JetStream's storage is full, appends fail, and with them what must be
 // audited.
 func definitions(o Options) []definition {
 	bucket := func(b Bucket, storage natsjs.StorageType, about string) natsjs.StreamConfig {

@@ -120,7 +120,7 @@ func after(number uint64, body []byte) chain {
 	return chain{number: number, sum: hex.EncodeToString(sum[:])}
 }
 
-// decodeBatch reads stored bytes. Each event says all itself then.
+// decodeBatch reads stored bytes.
 func decodeBatch(body []byte) (*runbusv1.AuditBatch, error) {
 	if len(body) > 2*maxBatchBytes {
 		return nil, fmt.Errorf("it has %d bytes", len(body))
@@ -128,9 +128,6 @@ func decodeBatch(body []byte) (*runbusv1.AuditBatch, error) {
 	batch := &runbusv1.AuditBatch{}
 	// Fields of a later version are no damage: the chain is over the bytes.
 	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, batch); err != nil {
-		return nil, err
-	}
-	if err := restore(batch); err != nil {
 		return nil, err
 	}
 	return batch, nil

@@ -61,7 +61,6 @@ type Log struct {
 	clock     clock
 	ids       counter
 	who       who
-	said      said
 	openings  openings // not yet in pending
 	pending   []part
 	spare     [][]byte // memory of notes that were written

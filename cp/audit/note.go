@@ -15,10 +15,7 @@ func (l *Log) Note(e *runbusv1.AuditEvent) {
 		body = nil
 	}
 	l.mu.Lock()
-	full, err := l.note(err, func(b []byte, _ bool) ([]byte, error) {
-		l.said.forget()
-		return append(b, body...), nil
-	})
+	full, err := l.note(err, func(b []byte) ([]byte, error) { return append(b, body...), nil })
 	l.mu.Unlock()
 	l.complain(e.GetAction(), full, err)
 }
@@ -37,37 +34,30 @@ func (l *Log) Jot(e *Brief) {
 
 // jot is Jot of an event of this time. The lock is held.
 func (l *Log) jot(e *Brief, at time.Time) (full bool, err error) {
-	return l.note(nil, func(b []byte, behind bool) ([]byte, error) {
+	return l.note(nil, func(b []byte) ([]byte, error) {
 		begin := len(b)
-		b, err := l.encode(b, e, at, behind)
+		b, err := l.encode(b, e, at)
 		if err == nil {
 			err = checkEvent(e.Actor, e.Action, len(b)-begin)
-		}
-		if err != nil {
-			l.said.forget()
 		}
 		return b, err
 	})
 }
 
-// encode appends an event of this time; behind tells that it may leave out what the last one says. The lock is held.
-func (l *Log) encode(b []byte, e *Brief, at time.Time, behind bool) ([]byte, error) {
-	l.ids.next(at) // with each one the last event is another, or none
-	if behind && l.said.covers(e) {
-		return l.said.append(l.clock.append(append(b, `{"same":true,"at":"`...), at), e)
-	}
+// encode appends an event of this time. The lock is held.
+func (l *Log) encode(b []byte, e *Brief, at time.Time) ([]byte, error) {
+	l.ids.next(at)
 	b = append(append(b, `{"id":"`...), l.ids.text[:]...)
 	b, err := l.who.append(l.clock.append(append(b, `","at":"`...), at), e)
 	if err != nil {
 		return nil, err
 	}
-	l.said.note(e)
 	return appendWhat(b, e)
 }
 
-// note adds what add appends to the notes; behind tells it that a good number of notes stand before it in the same part. If err is not nil, or add fails, or there is no room, the note is dropped and counted;
+// note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;
 // full is true for the first of a row for which there is no room. The lock is held.
-func (l *Log) note(err error, add func(b []byte, behind bool) ([]byte, error)) (full bool, _ error) {
+func (l *Log) note(err error, add func([]byte) ([]byte, error)) (full bool, _ error) {
 	first := l.dropped == 0
 	full = l.closed || l.notes >= maxNotes || l.noteBytes >= maxNoteBytes
 	if err == nil && !full {
@@ -93,7 +83,7 @@ func (l *Log) complain(action string, full bool, err error) {
 
 // append has add append a note to those that wait: to the last of them if it fits there, so that a part always fits into one
 // batch. The lock is held.
-func (l *Log) append(add func(b []byte, behind bool) ([]byte, error)) error {
+func (l *Log) append(add func([]byte) ([]byte, error)) error {
 	last := len(l.pending) - 1
 	if last < 0 || l.pending[last].record != nil || l.pending[last].events == maxBatchEvents {
 		l.pending = append(l.pending, part{notes: l.memory()})
@@ -106,7 +96,7 @@ func (l *Log) append(add func(b []byte, behind bool) ([]byte, error)) error {
 		body = append(body, ',')
 	}
 	begin := len(body)
-	body, err := add(body, p.events >= saysAll)
+	body, err := add(body)
 	if err != nil {
 		if p.events == 0 {
 			l.pending = l.pending[:last]
@@ -114,12 +104,9 @@ func (l *Log) append(add func(b []byte, behind bool) ([]byte, error)) error {
 		return err
 	}
 	if p.events > 0 && len(body) > maxBatchBytes-tellOverhead {
+		one := append(l.memory(), body[begin:]...)
 		p.notes = body[:before]
-		if body, err = add(l.memory(), false); err != nil {
-			return err
-		}
-		begin = batchOverhead
-		l.pending = append(l.pending, part{notes: body, events: 1})
+		l.pending = append(l.pending, part{notes: one, events: 1})
 	} else {
 		p.notes = body
 		p.events++

@@ -37,11 +37,8 @@ type AuditEvent struct {
 	// What it was done to, for example `runner:edge-1`, `key:sa-edge`, `dispatch:01J…`.
 	Subject string `protobuf:"bytes,6,opt,name=subject,proto3" json:"subject,omitempty"`
 	// `ok` or an error code.
-	Outcome string            `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"`
-	Details map[string]string `protobuf:"bytes,8,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// In a stored batch only: the action of this event, its details' names, and whatever else it leaves out, are those of the event before
-	// it in the batch; an id that it leaves out is the next one, with the time of this event. Many events at a time are stored so.
-	Same          bool `protobuf:"varint,9,opt,name=same,proto3" json:"same,omitempty"`
+	Outcome       string            `protobuf:"bytes,7,opt,name=outcome,proto3" json:"outcome,omitempty"`
+	Details       map[string]string `protobuf:"bytes,8,rep,name=details,proto3" json:"details,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -132,13 +129,6 @@ func (x *AuditEvent) GetDetails() map[string]string {
 	return nil
 }
 
-func (x *AuditEvent) GetSame() bool {
-	if x != nil {
-		return x.Same
-	}
-	return false
-}
-
 // AuditBatch is one message of the audit stream: the events of one group commit, chained to the batch before. It is stored
 // as protobuf JSON, so that `nats stream get` shows it in readable form, and the chain is over the stored bytes.
 type AuditBatch struct {
@@ -216,7 +206,7 @@ var File_runbus_v1_audit_proto protoreflect.FileDescriptor
 
 const file_runbus_v1_audit_proto_rawDesc = "" +
 	"\n" +
-	"\x15runbus/v1/audit.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xd0\x02\n" +
+	"\x15runbus/v1/audit.proto\x12\trunbus.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xbc\x02\n" +
 	"\n" +
 	"AuditEvent\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12*\n" +
@@ -226,8 +216,7 @@ const file_runbus_v1_audit_proto_rawDesc = "" +
 	"\x06action\x18\x05 \x01(\tR\x06action\x12\x18\n" +
 	"\asubject\x18\x06 \x01(\tR\asubject\x12\x18\n" +
 	"\aoutcome\x18\a \x01(\tR\aoutcome\x12<\n" +
-	"\adetails\x18\b \x03(\v2\".runbus.v1.AuditEvent.DetailsEntryR\adetails\x12\x12\n" +
-	"\x04same\x18\t \x01(\bR\x04same\x1a:\n" +
+	"\adetails\x18\b \x03(\v2\".runbus.v1.AuditEvent.DetailsEntryR\adetails\x1a:\n" +
 	"\fDetailsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x87\x01\n" +

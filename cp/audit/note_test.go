@@ -14,8 +14,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"pgregory.net/rapid"
 
-	"github.com/org-runink/runbus/bus/bustest"
-	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
@@ -43,7 +41,7 @@ func stored(t rapid.TB, l *Log) (events []*runbusv1.AuditEvent, bodies [][]byte)
 	return events, bodies
 }
 
-// drawBrief is an event that often is much like the one before, and sometimes can't be written.
+// drawBrief is an event that sometimes can't be written.
 func drawBrief(t *rapid.T, at time.Time) Brief {
 	few := func(what string, of ...string) string { return rapid.SampledFrom(of).Draw(t, what) }
 	e := Brief{
@@ -82,7 +80,7 @@ func TestEventsReadAsTheyWereNoted(t *testing.T) {
 		l := unwritten()
 		var want, got []*runbusv1.AuditEvent
 		at := time.UnixMilli(1_700_000_000_000)
-		for range rapid.IntRange(saysAll, 4*saysAll).Draw(t, "events") {
+		for range rapid.IntRange(0, 100).Draw(t, "events") {
 			at = at.Add(time.Duration(rapid.Int64Range(-1e6, 1e9).Draw(t, "later")))
 			e := drawBrief(t, at)
 			event := e.Event()
@@ -142,49 +140,6 @@ func dispatched(n int) *Brief {
 	}
 }
 
-// Of few events each says all in the stream itself; of many most say half as much, and are listed, found and verified all the same.
-func TestManyEventsAreStoredShort(t *testing.T) {
-	b := bustest.Start(t)
-	s := openStore(t, b, b.Conn(t, embedded.UserSec))
-	l := newLog(t, b, s, "one")
-	const n = 5 * saysAll
-	for i := range n {
-		l.Jot(dispatched(i / 2)) // each twice
-	}
-	run(t, l)()
-	body, err := s.ReadAuditAt(t.Context(), 1)
-	if err != nil {
-		t.Fatal(err)
-	}
-	stands := bytes.SplitAfter(body, []byte("},{\""))
-	if len(stands) != n {
-		t.Fatalf("%d events in the first batch", len(stands))
-	}
-	for i, text := range stands {
-		whole := strings.Contains(string(text), `"tenant":"acme","actor":"person:wanda","action":"dispatch.end"`) && !strings.Contains(string(text), `"same"`)
-		if i < saysAll && !whole || i >= saysAll && (whole || len(text) > 180) {
-			t.Errorf("event %d is %q", i, text)
-		}
-	}
-	events, err := l.List(t.Context(), "acme", n)
-	if err != nil || len(events) != n {
-		t.Fatalf("%d events, %v", len(events), err)
-	}
-	for i, e := range events {
-		want := dispatched(i / 2).Event()
-		if want.Id, want.At = e.GetId(), e.GetAt(); !proto.Equal(e, want) {
-			t.Errorf("event %d is %v", i, e)
-		}
-	}
-	last := events[n-1]
-	if there, err := l.Has(t.Context(), last.GetId(), last.GetAt().AsTime()); err != nil || !there {
-		t.Errorf("the last event is there: %t, %v", there, err)
-	}
-	if _, err := l.Verify(t.Context()); err != nil {
-		t.Error(err)
-	}
-}
-
 // More than fits into one batch goes into several, each of which reads by itself.
 func TestAPartThatIsFull(t *testing.T) {
 	l := unwritten()
@@ -202,30 +157,5 @@ func TestAPartThatIsFull(t *testing.T) {
 		if e.GetTenant() != "acme" || !strings.HasPrefix(e.GetDetails()["reason"], strconv.Itoa(i)+"x") {
 			t.Errorf("event %d is %v", i, e)
 		}
-	}
-}
-
-// What can't have been written is damage.
-func TestSameAsNothing(t *testing.T) {
-	full := `{"id":"01ARZ3NDEKTSV4RRFFQ69G5FAV","at":"2026-01-01T00:00:00Z","actor":"a","action":"b"`
-	many := strings.Repeat(`"d0":"",`, maxSameDetails)
-	for i := range maxSameDetails {
-		many = strings.Replace(many, `"d0"`, `"e`+strconv.Itoa(i)+`"`, 1)
-	}
-	for what, events := range map[string]string{
-		"the first":          `{"same":true,"at":"2026-01-01T00:00:00Z"}`,
-		"an id of no ULID":   strings.Replace(full, "01AR", "x", 1) + `},{"same":true,"at":"2026-01-01T00:00:00Z"}`,
-		"an id of no digits": strings.Replace(full, "G5FAV", "G5FAU", 1) + `},{"same":true,"at":"2026-01-01T00:00:00Z"}`,
-		"the last id":        strings.Replace(full, "FQ69G5FAV", "FZZZZZZZZ", 1) + `},{"same":true,"at":"2026-01-01T00:00:00Z"}`,
-		"many details":       full + `,"details":{` + many + `"last":""}},{"same":true,"at":"2026-01-01T00:00:00Z"}`,
-		"many events":        full + `}` + strings.Repeat(`,{"same":true}`, maxBatchEvents+1),
-	} {
-		if _, err := decodeBatch([]byte(`{"number":"1","events":[` + events + `]}`)); err == nil {
-			t.Errorf("%s reads", what)
-		}
-	}
-	batch, err := decodeBatch([]byte(`{"number":"1","events":[` + full + `},{"same":true,"at":"2026-01-01T00:00:00Z"}]}`))
-	if err != nil || batch.GetEvents()[1].GetAction() != "b" || batch.GetEvents()[1].GetId()[10:] != "TSV4RRFFQ69G5FAW"[:16] {
-		t.Errorf("%v, %v", batch, err)
 	}
 }
