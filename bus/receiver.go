@@ -83,7 +83,7 @@ func (r *Receiver) Window() int64 { return r.window.Load() }
 // Next waits for the next frame: in the order of their numbers, each once. It returns ErrNoResponders when the assignment
 // reached nobody, which is only said before the first frame; then it may be published again and Next be called again. After
 // the result there are no more frames. After Close it returns ErrClosed. A frame is the Receiver's: it may not be used after OpenAt
-// of the same; what is in it, but the frame itself, may.
+// of the same; what is in it, but the frame itself and after Done the bytes of its chunk, may.
 func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	for {
 		if f, err := r.Try(); f != nil || err != nil {
@@ -145,7 +145,7 @@ func (r *Receiver) look() error {
 // calls Try until it has nothing.
 func (r *Receiver) Ready() <-chan struct{} { return r.ready }
 
-// Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again. The credit for it goes
+// Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again, and nobody reads those of a chunk any more. The credit for it goes
 // out when half a window is free, for the result with Close or within a second, and otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.done = max(r.done, f.GetSeq())
@@ -240,6 +240,7 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 	return r.take(views, arrival{
 		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(),
 		bundled: TypeOf(msg) == framesName || len(views) > 0 && views[0].field == wholeNumber, hidden: subject.Kind == schemas.KindResultData && r.all.tells(),
+		lent: lentBy(msg, views),
 	})
 }
 
@@ -251,6 +252,7 @@ type arrival struct {
 	at       time.Time
 	bundled  bool // several could have come, so the runner reads RunnerWorkCredits
 	hidden   bool // ops could not see them, and may watch
+	lent     lender
 }
 
 // tell gives what ops could not see of frames to it, if it watches. The lock is held.
@@ -314,6 +316,7 @@ func (r *Receiver) offer(views []view, a arrival) (some bool, reason DropReason)
 		if err != nil {
 			return false, DropInvalid
 		}
+		f.lent = a.lent
 		frames = append(frames, f)
 	}
 	defer clear(frames)
