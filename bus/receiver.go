@@ -145,8 +145,9 @@ func (r *Receiver) look() error {
 // calls Try until it has nothing.
 func (r *Receiver) Ready() <-chan struct{} { return r.ready }
 
-// Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again, and nobody reads those of a chunk any more. The credit for it goes
-// out when half a window is free, for the result with Close or within a second, and otherwise within 10 s.
+// Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again, and nobody reads those of a chunk
+// any more. The credit for it goes out when half a window is free, for the result with Close or within a second, and otherwise within
+// 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.done = max(r.done, f.GetSeq())
 	if r.at < len(r.got) && chunkBytes(f) < shareWithin {
