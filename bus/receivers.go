@@ -58,13 +58,15 @@ type Receivers struct {
 	views   []view        // memory of the results' callback, as are
 	groups  []group       // …these
 	frames  []sizedFrame  // …and these
-	waits   atomic.Int32  // streams that are open
+	subject string        // of the last result, likewise
+	parsed  schemas.Subject
 	began   time.Time
 	assigner
 	stop    chan struct{}
 	stopped chan struct{}
 
 	mu      sync.Mutex
+	waits   atomic.Int32         // streams that are open; changed with mu held
 	open    map[string]*Receiver // by dispatch
 	ready   []*Receiver          // with a credit that is due
 	stale   int                  // of them closed since

@@ -14,7 +14,7 @@ import (
 
 // result runs in the subscription's callback: it publishes nothing.
 func (r *Receivers) result(msg *nats.Msg) {
-	subject, err := schemas.Parse(msg.Subject)
+	subject, err := r.parse(msg.Subject)
 	if err != nil {
 		r.drop(DropInvalid)
 		return
@@ -36,6 +36,18 @@ func (r *Receivers) result(msg *nats.Msg) {
 	if reason != "" {
 		r.drop(reason)
 	}
+}
+
+// parse takes apart the subject of a result. What is of several dispatches comes on the same subject again and again.
+func (r *Receivers) parse(subject string) (schemas.Subject, error) {
+	if subject == r.subject && subject != "" {
+		return r.parsed, nil
+	}
+	parsed, err := schemas.Parse(subject)
+	if err == nil {
+		r.subject, r.parsed = subject, parsed
+	}
+	return parsed, err
 }
 
 // several takes in what came on a subject of several dispatches: their frames, or that a message with their assignments reached

@@ -36,7 +36,7 @@ type tombstones struct {
 
 func (t *tombstones) add(dispatch string, of owner, at time.Duration) {
 	if t.of == nil || *t.of != of {
-		t.of = &of
+		t.of = &owner{of.ref, of.session} // not &of, which would put each on the heap
 	}
 	stone := tombstone{dispatch, t.of, at}
 	if len(t.row) < mostTombstones {

@@ -32,10 +32,12 @@ func errNotWhole(seq uint64) *schemas.Error {
 
 // forWhole is memory for a RunnerWorkWhole.
 func (p *parts) forWhole() *whole {
-	w := &whole{}
+	var w *whole
 	if p != nil && !p.wholeUsed {
 		p.wholeUsed = true
 		w = &p.whole
+	} else {
+		w = new(whole)
 	}
 	*w = whole{acceptedParts: p.forAccepted(), chunk: p.forChunk(), resultParts: p.forResult()}
 	w.accepted, w.result = &w.acceptedParts.accepted, &w.resultParts.result
