@@ -184,6 +184,9 @@ func TestNobodyCallsRespond(t *testing.T) {
 		if d.IsDir() && strings.HasPrefix(d.Name(), ".") && path != root {
 			return filepath.SkipDir
 		}
+		if d.IsDir() && path == filepath.Join(root, "bin") { // what is built, with copies of the server and the client (internal/smallstack)
+			return filepath.SkipDir
+		}
 		if d.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 			return nil
 		}
