@@ -22,7 +22,7 @@ const tracerName = "github.com/org-runink/runbus/cp/dispatch"
 // caller sent is passed on when nobody traces here.
 func (d *Dispatcher) observe(ctx context.Context, run *run) context.Context {
 	if d.d.Recorder != nil {
-		run.live = d.d.Recorder.Begin(run.caller.Tenant, run.id, run.began, run.timeline)
+		run.live = d.d.Recorder.Begin(run.caller.Tenant, run.id, run.began, run.shown)
 	}
 	if d.d.Tracing == nil && !oteltrace.SpanContextFromContext(ctx).IsValid() {
 		return ctx // nobody traces, here or at the caller

@@ -31,8 +31,9 @@ const (
 type run struct {
 	facts
 
-	receiver  bus.Receiver // of stream
-	nudge     func()       // receiver.Nudge
+	receiver  bus.Receiver          // of stream
+	nudge     func()                // receiver.Nudge
+	shown     func() trace.Timeline // timeline
 	watch     registry.Watch
 	opening   audit.Opening
 	event     audit.Brief             // memory for that of its end
@@ -114,7 +115,7 @@ var nobody registry.Candidate
 // newMemory is memory of a run that is nobody's.
 func newMemory() any {
 	r := &run{}
-	r.nudge = r.receiver.Nudge
+	r.nudge, r.shown = r.receiver.Nudge, r.timeline
 	return r
 }
 

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -70,6 +71,8 @@ type Live struct {
 	tenant string
 	began  time.Time
 
+	followed atomic.Bool // changed may be set
+
 	mu       sync.Mutex
 	snapshot func() Timeline // nil once it ended
 	final    *Timeline
@@ -112,11 +115,12 @@ func (r *Recorder) Begin(tenant, id string, began time.Time, snapshot func() Tim
 
 // Changed tells those who follow the dispatch that there is something new.
 func (l *Live) Changed() {
-	if l == nil {
-		return
+	if l == nil || !l.followed.Load() {
+		return // nobody follows it, as mostly
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.followed.Store(false)
 	if l.changed != nil {
 		close(l.changed)
 		l.changed = nil
@@ -167,6 +171,7 @@ func (l *Live) Snapshot() (Timeline, <-chan struct{}) {
 	if l.changed == nil {
 		l.changed = make(chan struct{})
 	}
+	l.followed.Store(true) // before it is looked at
 	changed, final, snapshot := l.changed, l.final, l.snapshot
 	l.mu.Unlock()
 	if final != nil {
