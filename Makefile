@@ -7,7 +7,7 @@ TOOL := go tool -modfile=tools/go.mod
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-build: ## Build face, core-runner and runink into bin/, with a NATS server that takes less memory (internal/smallstack)
+build: ## Build face, core-runner and runink into bin/, with a NATS that takes less memory (internal/smallstack)
 	go run ./internal/smallstack . bin/smallstack
 	CGO_ENABLED=0 go build -modfile=bin/smallstack/go.mod -trimpath -ldflags '-s -w' -o bin/ ./cmd/...
 

@@ -35,6 +35,7 @@ type settings struct {
 	paths   []string
 	scale   int
 	profile string
+	sampled time.Duration // length of each profile
 	journal string
 	json    bool
 }
@@ -59,6 +60,7 @@ func main() {
 	flag.IntVar(&s.scale, "scale", 5000, "runners that are registered for the comparison with one; 0 leaves it out")
 	flag.StringVar(&s.journal, "journal", "off", "the runner's own journal: on or off")
 	flag.StringVar(&s.profile, "profile", "", "folder for CPU profiles of both processes, one a path and level")
+	flag.DurationVar(&s.sampled, "sampled", 3*time.Second, "length of each CPU profile")
 	flag.BoolVar(&s.json, "json", false, "print one JSON document on standard output, and the tables on standard error")
 	flag.Parse()
 	s.paths = strings.Split(*paths, ",")

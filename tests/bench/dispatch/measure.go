@@ -135,7 +135,7 @@ func (m meter) profile(ctx context.Context, name string, p path, level int) erro
 	if err := pprof.StartCPUProfile(f); err != nil {
 		return err
 	}
-	err = loop(ctx, p, level, 3*time.Second, nil)
+	err = loop(ctx, p, level, m.settings.sampled, nil)
 	pprof.StopCPUProfile()
 	return errors.Join(err, child.command("profiled "+base+"-runner-allocs.pprof"), writeAllocs(base+"-plane-allocs.pprof"))
 }
