@@ -9,6 +9,7 @@ import (
 // batch is a message to one replica that is being put together from the frames of one or several dispatches.
 type batch struct {
 	replica string
+	most    int    // bytes, if more than bundleBytes
 	body    []byte // entries of RunnerWorkFrames; its memory is used again
 	parts   []part
 	frames  int
@@ -96,6 +97,10 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 	several := shared || one.bundles
 	one.mu.Unlock()
 	b := s.batch(replica)
+	b.most = 0
+	if shared {
+		b.most = s.most
+	}
 	if !shared {
 		s.flush(b, Trace{})
 		defer s.flush(b, trace)

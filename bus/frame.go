@@ -154,8 +154,14 @@ func fieldNamed(name string) protowire.Number {
 	return 0
 }
 
-// bundleBytes is the most that frames in one bundle have together: larger ones gain nothing by it.
-const bundleBytes = 15 << 10
+// bundleBytes is the most that frames in one bundle have together: it leaves in one TLS record. Larger ones keep those waiting whose
+// frames are ready, but where so many streams are open that there is always more: bundles of frames of several streams have up to
+// manyBytes then (measured: at 256 in flight a tenth less processor time, at 64 as much more).
+const (
+	bundleBytes = 15 << 10
+	manyBytes   = 60 << 10
+	manyStreams = 128
+)
 
 // framesName is the type of bundles.
 const framesName = "RunnerWorkFrames"

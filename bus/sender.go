@@ -352,7 +352,7 @@ func (s *Sender) gather(b *batch, several bool) (large encoded, seq, epoch uint6
 		switch n := s.out.peek(); {
 		case n == 0:
 			return encoded{}, 0, 0, false
-		case len(b.body) > 0 && len(b.body)+n > bundleBytes:
+		case len(b.body) > 0 && len(b.body)+n > max(b.most, bundleBytes):
 			return encoded{}, 0, 0, true
 		case n > bundleBytes:
 			large, seq, epoch, _ = s.out.take()

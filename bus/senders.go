@@ -42,6 +42,7 @@ type Senders struct {
 	stopped chan struct{}
 
 	batches []batch // with nothing in them between drains; belong to who has the writer's part
+	most    int     // bytes of a bundle with frames of several streams in this turn; as batches
 
 	mu        sync.Mutex
 	open      map[string]*Sender // by dispatch
@@ -207,7 +208,7 @@ func (s *Senders) push(one *Sender, bytes int) {
 	s.mu.Lock()
 	s.add(one)
 	s.gathered += bytes
-	full := s.gathered >= bundleBytes
+	full := s.gathered >= s.bound()
 	if s.writing && (!full || !s.gathering.takeOver()) {
 		s.mu.Unlock()
 		return
@@ -219,6 +220,14 @@ func (s *Senders) push(one *Sender, bytes int) {
 	}
 	s.mu.Unlock()
 	s.drain(rounds)
+}
+
+// bound is the most that a bundle with frames of several streams has now. The lock is held.
+func (s *Senders) bound() int {
+	if len(s.open) > manyStreams {
+		return manyBytes
+	}
+	return bundleBytes
 }
 
 // linger has a stream published soon, unless it is earlier for another reason.
@@ -243,6 +252,7 @@ func (s *Senders) drain(most int) {
 		s.mu.Lock()
 		turn := s.ready
 		s.ready, s.spare, s.gathered = s.spare[:0], nil, 0
+		s.most = s.bound()
 		if len(turn) == 0 {
 			s.writing, s.spare = false, turn
 			s.mu.Unlock()
