@@ -50,7 +50,7 @@ func inside(c *cp.ControlPlane, n int64, check bool) (took, error) {
 		sum = sha256.New()
 	}
 	go func() {
-		defer from.Close()
+		defer func() { _ = from.Close() }()
 		reader, err := ipc.NewReader(from)
 		if err == nil {
 			got, err = readAll(reader, sum)
