@@ -42,7 +42,13 @@ type written struct {
 
 // begin makes it the stream of another work. Nobody else has it.
 func (c *chunks) begin(ctx context.Context, sender *bus.Sender, alarm func(at time.Duration), fit *processors) {
-	c.ctx, c.sender, c.alarm, c.fit, c.counts = ctx, sender, alarm, fit, nil
+	c.drop()
+	c.ctx, c.sender, c.alarm, c.fit = ctx, sender, alarm, fit
+}
+
+// drop lets go of all that a work has left.
+func (c *chunks) drop() {
+	c.ctx, c.sender, c.alarm, c.fit, c.counts = nil, nil, nil, nil, nil
 	c.due.Store(0)
 	c.written = written{}
 }

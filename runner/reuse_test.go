@@ -169,7 +169,7 @@ func TestMemoryOfAWorkThatIsHeldIsNoOtherWorks(t *testing.T) {
 			p.cancel(c.id, schemas.CodeCancelled)
 			c.fails(schemas.CodeCancelled)
 		}},
-		"out of time": {run: func(p *process, g *gate) {
+		"out of time": {run: func(p *process, _ *gate) {
 			c := p.assign(func(m *runbusv1.RunnerWorkAssignment) { wholly(m); m.Deadline = nil })
 			c.fails(schemas.CodeDeadline)
 		}},

@@ -172,7 +172,7 @@ func (w *work) begin(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began tim
 // forget drops what of a work is over, before its memory waits for another one.
 func (w *work) forget() {
 	w.facts, w.leaving = facts{}, outlet{}
-	w.stream.begin(nil, nil, nil, nil)
+	w.stream.drop()
 }
 
 // letGo says that one of the holders has done with the work. It reports whether its memory may be another one's: it was the last, and the
