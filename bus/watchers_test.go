@@ -17,7 +17,7 @@ func TestToldWhileSomebodyWatches(t *testing.T) {
 	p := newPair(t)
 	var watches atomic.Bool
 	told := make(chan string, 16)
-	p.receivers.OnBundled(func(subject string, m proto.Message) { told <- subject })
+	p.receivers.OnBundled(func(subject string, _ proto.Message) { told <- subject })
 	p.receivers.TellIf(watches.Load, func(string) bool {
 		if !watches.Load() {
 			t.Error("a subject is asked about while nobody watches")
