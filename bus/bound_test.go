@@ -3,28 +3,23 @@ package bus_test
 import (
 	"bytes"
 	"testing"
-
-	"github.com/nats-io/nats.go"
+	"time"
 
 	"github.com/org-runink/runbus/bus"
-	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Frames of several dispatches leave in messages of one TLS record, and in larger ones where very many are open; all of them arrive.
+// Frames of several dispatches leave in messages of one TLS record, and in larger ones where very many are open; all of them arrive, and
+// none is overtaken by one of its dispatch that is too large for a bundle.
 func TestBundlesGrowWithManyStreams(t *testing.T) {
-	for _, c := range []struct{ streams, least, most int }{{60, 14 << 10, 15 << 10}, {300, 58 << 10, 60 << 10}} {
-		p := newPair(t)
-		watcher := p.bus.Conn(t, embedded.UserDispatch)
-		messages := make(chan *nats.Msg, 4*c.streams)
-		if _, err := watcher.ChanSubscribe(schemas.ResultsOf(p.receivers.Replica()), messages); err != nil {
-			t.Fatal(err)
-		}
-		if err := watcher.Flush(); err != nil {
-			t.Fatal(err)
-		}
-		rows := bytes.Repeat([]byte("x"), 1<<10)
+	for _, c := range []struct {
+		streams, least, most int
+		large                int // bytes of a chunk before the last
+	}{{60, 14 << 10, 15 << 10, 0}, {300, 58 << 10, 60 << 10, 0}, {300, 1, 60 << 10, 20 << 10}} {
+		p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour))
+		w := p.wire(t)
+		rows, large := bytes.Repeat([]byte("x"), 1<<10), bytes.Repeat([]byte("y"), c.large)
 		var receivers []*bus.Receiver
 		ended := make(chan error, c.streams)
 		free := p.senders.Busy()
@@ -32,13 +27,23 @@ func TestBundlesGrowWithManyStreams(t *testing.T) {
 			s, r := p.wholly(schemas.NewID())
 			receivers = append(receivers, r)
 			send(t, s, &runbusv1.RunnerWorkAccepted{Pid: wholePid})
+			if c.large > 0 {
+				send(t, s, chunk(large))
+			}
 			s.Finish(lastChunk(rows), response(), func(err error) { ended <- err })
 		}
 		free()
+		w.wantOrder(t, c.streams)
 		for _, r := range receivers {
 			next[*runbusv1.RunnerWorkAccepted](t, r)
-			if got := next[*runbusv1.RunnerWorkChunk](t, r); !bytes.Equal(got.GetArrowIpc(), rows) {
-				t.Fatalf("%d bytes of rows", len(got.GetArrowIpc()))
+			want := [][]byte{rows}
+			if c.large > 0 {
+				want = [][]byte{large, rows}
+			}
+			for _, b := range want {
+				if got := next[*runbusv1.RunnerWorkChunk](t, r); !bytes.Equal(got.GetArrowIpc(), b) {
+					t.Fatalf("%d bytes of rows, not %d", len(got.GetArrowIpc()), len(b))
+				}
 			}
 			r.Done(next[*runbusv1.RunnerWorkResult](t, r))
 		}
@@ -47,15 +52,11 @@ func TestBundlesGrowWithManyStreams(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		if err := watcher.Flush(); err != nil {
-			t.Fatal(err)
+		if w.largest < c.least || w.largest > c.most {
+			t.Errorf("of %d streams the largest bundle has %d bytes, not %d to %d", c.streams, w.largest, c.least, c.most)
 		}
-		largest := 0
-		for len(messages) > 0 {
-			largest = max(largest, len((<-messages).Data))
-		}
-		if largest < c.least || largest > c.most {
-			t.Errorf("of %d streams the largest message has %d bytes, not %d to %d", c.streams, largest, c.least, c.most)
+		if n := p.receivers.Dropped()[bus.DropGap]; n != 0 {
+			t.Errorf("of %d streams %d frames came before those before them", c.streams, n)
 		}
 	}
 }

@@ -346,13 +346,14 @@ func (s *Sender) credit(c credit, now time.Time) (more bool, ended func(error)) 
 }
 
 // gather copies small frames into a batch: as many as the message has room for if the replica takes several at once, else one. Of a frame
-// that goes out by itself, as it is too large, it returns a message; full says that the batch is to leave first. The lock is held.
+// that goes out by itself, as it is too large, it returns a message; full says that the batch is to leave first: what a stream has in
+// there comes before. The lock is held.
 func (s *Sender) gather(b *batch, several bool) (large encoded, seq, epoch uint64, full bool) {
 	for {
 		switch n := s.out.peek(); {
 		case n == 0:
 			return encoded{}, 0, 0, false
-		case len(b.body) > 0 && len(b.body)+n > max(b.most, bundleBytes):
+		case len(b.body) > 0 && (n > bundleBytes || len(b.body)+n > max(b.most, bundleBytes)):
 			return encoded{}, 0, 0, true
 		case n > bundleBytes:
 			large, seq, epoch, _ = s.out.take()
