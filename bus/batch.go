@@ -88,11 +88,12 @@ func (s *Senders) batch(replica string) *batch {
 const mostBatches = 16
 
 // publish sends up to most messages of one stream, or puts them into the batch of its replica. It reports whether there is more.
-// Only who has the writer's part calls it.
+// Only who has the writer's part calls it. The lock is not held while the link is waited for, and what the stream was may be over then and
+// its memory another's, of another replica: that one has a turn of its own.
 func (s *Senders) publish(one *Sender, most int) (more bool) {
 	one.mu.Lock()
 	one.settle() // what has waited as long as it may
-	trace, replica := one.trace, one.replica
+	trace, replica, began := one.trace, one.replica, one.out.epoch
 	shared := one.together && trace.Parent == ""
 	several := shared || one.bundles
 	one.mu.Unlock()
@@ -107,7 +108,16 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 	}
 	for range most {
 		one.mu.Lock()
+		if one.out.epoch != began { // another's, or all of it goes out once more
+			more = one.out.ready()
+			one.mu.Unlock()
+			return more
+		}
 		large, seq, epoch, full := one.gather(b, several)
+		var msg *nats.Msg
+		if large.size() > 0 {
+			msg = one.message(large)
+		}
 		one.mu.Unlock()
 		switch {
 		case full:
@@ -115,7 +125,7 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 		case large.size() == 0:
 			return false
 		default:
-			if err := s.conn.publish(trace.onAnswer(one.message(large))); err != nil {
+			if err := s.conn.publish(trace.onAnswer(msg)); err != nil {
 				one.unsent(seq, epoch, err)
 				return false
 			}
@@ -125,7 +135,7 @@ func (s *Senders) publish(one *Sender, most int) (more bool) {
 	return true
 }
 
-// message has one frame by itself.
+// message has one frame by itself. The lock is held.
 func (s *Sender) message(f encoded) *nats.Msg {
 	subject := s.ctl
 	if hasRows(f.field) {

@@ -15,7 +15,14 @@ import (
 // wholeIn sends all of a small dispatch in memory of the test's; nothing of it is published.
 func wholeIn(t *testing.T, s *Senders, one *Sender, dispatch string, ended func(error)) {
 	t.Helper()
-	s.OpenIn(one, Opening{Dispatch: dispatch, Session: testSession, Replica: "c", Bundle: true, Together: true, Whole: true}, time.Now())
+	beginWhole(t, s, one, Opening{Dispatch: dispatch, Replica: "c"}, ended)
+}
+
+// beginWhole is wholeIn for who says more of the stream.
+func beginWhole(t *testing.T, s *Senders, one *Sender, o Opening, ended func(error)) {
+	t.Helper()
+	o.Session, o.Bundle, o.Together, o.Whole = testSession, true, true, true
+	s.OpenIn(one, o, time.Now())
 	if err := one.Send(t.Context(), &runbusv1.RunnerWorkAccepted{Pid: 1}); err != nil {
 		t.Fatal(err)
 	}
@@ -72,6 +79,39 @@ func TestAStreamIsNotTouchedByTheOneBefore(t *testing.T) {
 	b.parts[1].sender.unsent(b.parts[1].seq, b.parts[1].epoch, nats.ErrMaxPayload)
 	if !errors.Is(failed, nats.ErrMaxPayload) || over != 2 || one.Spent() {
 		t.Errorf("the new stream does not fail with its own frame: %v, ended %d times", failed, over)
+	}
+}
+
+// The writer waits for the link with a stream in hand. When that has ended meanwhile, and its memory is another's, nothing of the new one
+// leaves as if it were the old one's: to its replica, and with its trace.
+func TestTheWriterTakesNothingOfTheNextStream(t *testing.T) {
+	s := idleSenders()
+	s.conn = NewConn(nil) // refuses all that is published, at once
+	occupy(&s.mu, &s.writing)
+	one, failed := &Sender{}, 0
+	waiting := &Sender{} // is in the batch when the writer comes to one, so that it leaves first
+	left := 0
+	wholeIn(t, s, waiting, "waiting", func(error) {
+		left++
+		if !acknowledge(one, "d1") || !one.Spent() {
+			t.Fatal("the old one is not over")
+		}
+		beginWhole(t, s, one, Opening{Dispatch: "d2", Replica: "c2"}, func(error) { failed++ })
+	})
+	if s.publish(waiting, burst) {
+		t.Fatal("there is more")
+	}
+	beginWhole(t, s, one, Opening{Dispatch: "d1", Replica: "c", Trace: Trace{Parent: "trace of d1"}}, func(error) {})
+	more := s.publish(one, burst)
+	if left != 1 {
+		t.Fatalf("what was in the batch left %d times", left)
+	}
+	if failed > 0 || !more || one.out.cursor != 1 {
+		t.Fatalf("the new one's frame went to the old one's replica: %d failed, %d is next, more %t", failed, one.out.cursor, more)
+	}
+	s.flushAll()
+	if s.publish(one, burst) || one.out.cursor != 2 || s.batch("c2").parts[0].dispatch != "d2" {
+		t.Errorf("the new one's frame is not in the batch of its own replica: %d is next", one.out.cursor)
 	}
 }
 
