@@ -88,6 +88,7 @@ func Start(c Config) (*Server, error) {
 		s.Shutdown()
 		return nil, fmt.Errorf("find the account of ops: %w", err)
 	}
+	s.watchers.alone = alone(opts)
 	s.log.quiet.Store(false)
 	return s, nil
 }
@@ -173,6 +174,8 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 			s.log.log.Warn("in-process connection", "user", u, "subject", subject, "error", err)
 		}),
 	}, o...)
+	i := new(inmate)
+	options = append(options, i.follow)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.stopped {
@@ -183,7 +186,7 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 		return nil, fmt.Errorf("connect the user %s in process: %w", u, err)
 	}
 	s.conns = append(slices.DeleteFunc(s.conns, (*nats.Conn).IsClosed), nc)
-	s.watchers.admit(u, nc)
+	s.watchers.admit(u, nc, i)
 	return nc, nil
 }
 
