@@ -51,8 +51,9 @@ func (o *Opening) waited(now time.Time) time.Duration {
 	return noteWait
 }
 
-// Begin notes e, of which there is an end to come, as Jot does; but if that end comes before e is written, within 50 ms, e is not. The
-// event given to End thus has to tell all that e does. Its time, if it has one, is about now.
+// Begin notes e, of which there is an end to come, as Jot does; but if that end comes before e is written, e is not. The event given to End
+// thus has to tell all that e does. It waits until its time, if it has one, is 50 ms ago, or that of one that was begun before it; its time
+// is about now.
 func (l *Log) Begin(o *Opening, e *Brief) {
 	at := e.At
 	if at.IsZero() {
@@ -70,7 +71,7 @@ func (l *Log) Begin(o *Opening, e *Brief) {
 	if l.closed || l.notes+l.openings.count > maxNotes {
 		full, err = l.settle(o)
 	}
-	if l.openings.count == 1 && len(l.pending) == 0 {
+	if l.openings.count == 1 { // what is noted already may be due later
 		l.signal()
 	}
 	l.mu.Unlock()
