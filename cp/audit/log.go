@@ -57,6 +57,9 @@ type Log struct {
 
 	body []byte // the last batch of several parts, for its memory; belongs to Run
 
+	closing sync.Once
+	last    []func() // of AtClose; guarded by mu
+
 	mu        sync.Mutex
 	clock     clock
 	ids       counter
@@ -165,12 +168,21 @@ func (l *Log) signal() {
 	}
 }
 
-// Run writes what is recorded until ctx ends; then it refuses what is new, writes what is pending for at most 5 s, and
-// returns nil. It must be called once.
+// AtClose has f called once when the end of Run's context has come, before the log refuses anything: f notes what would otherwise be noted
+// later. f must not wait for what is recorded.
+func (l *Log) AtClose(f func()) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.last = append(l.last, f)
+}
+
+// Run writes what is recorded until ctx ends; then it calls what AtClose was given, refuses what is new, writes what is pending for at most
+// 5 s, and returns nil. It must be called once.
 func (l *Log) Run(ctx context.Context) error {
 	work, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	defer context.AfterFunc(ctx, func() {
+		l.sayLast()
 		l.mu.Lock()
 		l.close()
 		l.mu.Unlock()
@@ -195,8 +207,12 @@ func (l *Log) await(ctx context.Context) bool {
 	timer := time.NewTimer(noteWait)
 	defer timer.Stop()
 	for {
+		over := ctx.Err() != nil
+		if over {
+			l.sayLast()
+		}
 		l.mu.Lock()
-		if l.closed || ctx.Err() != nil {
+		if l.closed || over {
 			l.close()
 		}
 		at := time.Now()
@@ -216,17 +232,29 @@ func (l *Log) await(ctx context.Context) bool {
 		case closed:
 			return false
 		}
-		var over <-chan time.Time
+		var due <-chan time.Time
 		if !empty {
 			timer.Reset(noteWait - waited)
-			over = timer.C
+			due = timer.C
 		}
 		select {
 		case <-l.wake:
-		case <-over:
+		case <-due:
 		case <-ctx.Done():
 		}
 	}
+}
+
+// sayLast calls what AtClose was given, and returns when it was called. The lock is not held.
+func (l *Log) sayLast() {
+	l.closing.Do(func() {
+		l.mu.Lock()
+		last := l.last
+		l.mu.Unlock()
+		for _, f := range last {
+			f()
+		}
+	})
 }
 
 // close takes no more notes, and lets nobody wait for room. The lock is held.

@@ -73,3 +73,35 @@ func TestBegin(t *testing.T) {
 		t.Errorf("after the end %d beginnings wait, and %d were dropped", l.openings.count, l.dropped)
 	}
 }
+
+// The beginning that is due first wakes who writes, whatever waits for longer than it.
+func TestBeginWakes(t *testing.T) {
+	b := bustest.Start(t)
+	l := newLog(t, b, openStore(t, b, b.Conn(t, embedded.UserSec)), "one")
+	l.Jot(&Brief{Tenant: "acme", Actor: "person:wanda", Action: "other"})
+	<-l.wake
+	var first, second Opening
+	l.Begin(&first, &Brief{Tenant: "acme", Actor: "person:wanda", Action: "begin", At: time.Now().Add(-noteWait + time.Millisecond)})
+	select {
+	case <-l.wake:
+	default:
+		t.Error("who writes is not told of a beginning that is due before what waits already")
+	}
+	if l.Begin(&second, &Brief{Tenant: "acme", Actor: "person:wanda", Action: "begin"}); len(l.wake) != 0 {
+		t.Error("who writes is woken for a beginning that another is due before")
+	}
+}
+
+// What is noted at the last moment, once, is written.
+func TestAtClose(t *testing.T) {
+	b := bustest.Start(t)
+	l := newLog(t, b, openStore(t, b, b.Conn(t, embedded.UserSec)), "one")
+	var o Opening
+	l.AtClose(func() { l.Begin(&o, &Brief{Tenant: "acme", Actor: "person:wanda", Action: "begin"}) })
+	l.AtClose(func() { l.Jot(&Brief{Tenant: "acme", Actor: "person:wanda", Action: "last"}) })
+	run(t, l)()
+	events, err := l.List(t.Context(), "acme", 100)
+	if err != nil || len(events) != 2 || events[0].GetAction() != "last" || events[1].GetAction() != "begin" {
+		t.Fatalf("%v, %v", events, err)
+	}
+}
