@@ -74,6 +74,7 @@ type Dispatcher struct {
 	closing   chan struct{} // closed to end mind
 	minded    chan struct{} // closed when mind has ended
 	memory    sync.Pool     // of runs that have ended
+	hasty     atomic.Bool   // the audit is about to take no more
 
 	mu      sync.Mutex
 	closed  bool
@@ -121,6 +122,7 @@ func New(d Deps) (*Dispatcher, error) {
 		return nil, errors.Join(err, receivers.Close())
 	}
 	go x.mind()
+	d.Audit.AtClose(x.tellStarts)
 	return x, nil
 }
 

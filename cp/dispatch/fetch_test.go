@@ -118,6 +118,7 @@ func TestCredentials(t *testing.T) {
 	if len(events) != 1 || events[0].GetDetails()["names"] != "password" || strings.Contains(events[0].String(), "hunter2") {
 		t.Fatalf("audit events = %v", events)
 	}
+	e.startStandsBefore(t, events[0])
 	context := seal.Context{Tenant: "acme", Runner: "edge-1", Session: e.runner.Session, Dispatch: w.assignment.GetDispatchId()}
 	bundle, err := e.runner.Key.Open(context, creds.GetSealed())
 	rt.Must(t, err)

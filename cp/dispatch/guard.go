@@ -78,6 +78,16 @@ func (d *Dispatcher) tellStart(r *run) {
 	}
 }
 
+// tellStarts has the audit, which takes no more afterwards, told of every run that was accepted, and from now on at once.
+func (d *Dispatcher) tellStarts() {
+	d.hasty.Store(true) // first: begun tells what is not seen here
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for r := range d.running.all {
+		d.tellStart(r)
+	}
+}
+
 func closed(c <-chan struct{}) bool {
 	select {
 	case <-c:

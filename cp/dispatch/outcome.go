@@ -160,8 +160,8 @@ func isolated(run *run, err *schemas.Error) *schemas.Error {
 }
 
 // begun sees to it that the audit tells that a runner accepted a dispatch. One that ends soon tells it with its end; of one that does not,
-// the minder notes the start, within the time for which such a note waits to be written. A dispatch that reads a credential is made
-// durable by the record of that, which comes behind its start in the same log.
+// the minder notes the start, before it is due to be written, or the audit's end does. A dispatch that reads a credential is made durable by
+// the record of that, which comes behind its start in the same log.
 func (d *Dispatcher) begun(run *run) {
 	if len(run.secrets) > 0 {
 		run.mu.Lock()
@@ -170,6 +170,9 @@ func (d *Dispatcher) begun(run *run) {
 		return
 	}
 	run.unsaid.Store(d.ticks.Load())
+	if d.hasty.Load() {
+		d.tellStart(run)
+	}
 }
 
 // noteStart audits that a runner accepted a dispatch; if it ends before that is written, its end tells it. run.mu is held.
