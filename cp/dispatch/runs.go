@@ -51,7 +51,7 @@ func (s *runs) remove(r *run) {
 
 // all are those that are in, in no order. None may be put in or taken out meanwhile.
 func (s *runs) all(yield func(*run) bool) {
-	for _, r := range s.chains {
+	for _, r := range &s.chains {
 		for ; r != nil; r = r.next {
 			if !yield(r) {
 				return
