@@ -21,7 +21,7 @@ type short struct {
 	PhasesIn []int64 `json:"phasesIn"` // nanoseconds from its start to each of its phases
 }
 
-// model is a timeline that others may be like.
+// model is a timeline that others may be like: one that canLead.
 type model struct {
 	of    *Timeline
 	index int // in the message
@@ -47,7 +47,7 @@ func encode(replica string, list []*Live) (body []byte, n int) {
 			body, err = appendShort(body, t, like)
 		} else {
 			body, err = appendTimeline(body, t)
-			if len(models) < maxModels && err == nil {
+			if len(models) < maxModels && err == nil && t.canLead() {
 				models = append(models, model{t, index})
 			}
 		}
@@ -67,7 +67,7 @@ func encode(replica string, list []*Live) (body []byte, n int) {
 
 // find is the index of the timeline that t is like; less than 0 if there is none.
 func find(models []model, t *Timeline) int {
-	if t.EndedAt == nil || t.Stopped != nil || !near(t.StartedAt, *t.EndedAt) || !near(t.StartedAt, t.Deadline) {
+	if !t.canLead() || !near(t.StartedAt, *t.EndedAt) || !near(t.StartedAt, t.Deadline) {
 		return -1
 	}
 	for _, m := range models {
@@ -78,9 +78,12 @@ func find(models []model, t *Timeline) int {
 	return -1
 }
 
-// like reports whether t is as o in all that a short one does not say.
+// canLead reports whether any may be like t: of one that did not end, or that says where it stopped, each says all itself.
+func (t *Timeline) canLead() bool { return t.EndedAt != nil && t.Stopped == nil }
+
+// like reports whether t is as o, which canLead, in all that a short one does not say.
 func (t *Timeline) like(o *Timeline) bool {
-	if o.EndedAt == nil || o.Stopped != nil || t.RunnerID != o.RunnerID || t.Person != o.Person || t.Source != o.Source || t.RunnerPID != o.RunnerPID ||
+	if t.RunnerID != o.RunnerID || t.Person != o.Person || t.Source != o.Source || t.RunnerPID != o.RunnerPID ||
 		t.Session != o.Session || t.Tenant != o.Tenant || t.State != o.State || t.Outcome != o.Outcome || t.Replica != o.Replica || t.Link != o.Link ||
 		t.Code != o.Code || t.Message != o.Message || t.Hint != o.Hint || len(t.Phases) != len(o.Phases) || (t.Phases == nil) != (o.Phases == nil) {
 		return false

@@ -106,6 +106,27 @@ func TestShortTimelines(t *testing.T) {
 	}
 }
 
+// What stopped somewhere takes no place of those that others are like.
+func TestShortTimelinesBesideFailures(t *testing.T) {
+	s := &scene{now: time.Now()}
+	var list []*Live
+	for i := range 3 * maxModels {
+		v := s.timeline("d", "acme", "edge-1", s.now)
+		v.EndedAt = &s.now
+		switch {
+		case i < maxModels:
+			v.Stopped = &Hop{From: "a", To: "b", Why: "c"}
+		case i < 2*maxModels:
+			v.EndedAt = nil
+		}
+		list = append(list, &Live{final: &v})
+	}
+	body, n := encode("boot", list)
+	if short := strings.Count(string(body), `"like":`); n != len(list) || short != maxModels-1 {
+		t.Errorf("%d of %d fit, %d are short", n, len(list), short)
+	}
+}
+
 // A timeline that is like none is nobody's.
 func TestDamagedTimelines(t *testing.T) {
 	for body, want := range map[string]int{
