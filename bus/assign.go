@@ -30,6 +30,7 @@ type assignment struct {
 	to       *Receiver
 	body     []byte
 	together bool
+	settles  bool // what is settled may ride on it
 	trace    Trace
 }
 
@@ -60,11 +61,14 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
-	r.patient, r.settles = to.ChunksTell, to.Settled && to.Assignments
+	settles := to.Settled && to.Assignments
+	r.mu.Lock() // whoever closes the stream reads them
+	r.patient, r.settles = to.ChunksTell, settles
+	r.mu.Unlock()
 	r.unwritten.Add(1)
 	all := r.all
 	all.assigning.Lock()
-	all.queue = append(all.queue, assignment{r, body, to.Assignments, t.clamped()})
+	all.queue = append(all.queue, assignment{r, body, to.Assignments, settles, t.clamped()})
 	// Half of those that are open leave together: then a runner works on these while the others are handed out.
 	full := len(all.queue) >= min((int(all.waits.Load())+1)/2, mostTogether)
 	if all.writing && (!full || !all.gathering.takeOver()) {
@@ -154,7 +158,7 @@ func (r *Receivers) assignTogether(list []assignment) error {
 	first := list[0]
 	msg := &nats.Msg{Subject: schemas.WorkSubject(first.to.ref, first.to.session)}
 	body := r.body[:0]
-	if first.to.settles && len(first.body) <= assignmentsBytes {
+	if first.settles && len(first.body) <= assignmentsBytes {
 		body = r.settled(first.to.ref, first.to.session, body)
 	}
 	if len(list) == 1 && len(body) == 0 {

@@ -26,9 +26,7 @@ type Receiver struct {
 	few  [5]Frame
 	done uint64 // number up to which is consumed
 
-	patient   bool          // the runner stands many results that are not acknowledged; belongs to who opened the stream, as does
-	settles   bool          // …that it reads RunnerWorkAssignments.settled
-	ends      bool          // …and all up to the result is in got, of a runner that reads RunnerWorkCredits; belongs to who calls Try
+	ends      bool          // all up to the result is in got, of a runner that reads RunnerWorkCredits; belongs to who calls Try
 	window    atomic.Int64  // as in has it
 	batch     atomic.Uint64 // number of the message in which the assignment left with others; 0 for alone
 	unwritten atomic.Int64  // assignments of it that wait for their turn, or are being written
@@ -44,6 +42,8 @@ type Receiver struct {
 	in      inbox
 	parts   parts
 	bundles bool // the runner sends bundles, so it reads RunnerWorkCredits
+	patient bool // it stands many results that are not acknowledged
+	settles bool // it reads RunnerWorkAssignments.settled
 	nobody  bool // the assignment reached nobody
 	err     error
 }
@@ -187,7 +187,7 @@ func (r *Receiver) fail(err error) (last owedCredit, owed bool) {
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
-			last.ref, last.bundles, last.settled = r.ref, r.bundles, r.settles && r.in.last == r.in.final
+			last.ref, last.bundles, last.patient, last.settled = r.ref, r.bundles, r.patient, r.settles && r.in.last == r.in.final
 			last.credit, owed = credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}, true
 		}
 		clear(r.in.queue)

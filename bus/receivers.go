@@ -228,7 +228,7 @@ func (r *Receivers) forget(one *Receiver, last owedCredit, owed bool) {
 		r.stale++
 	}
 	if owed {
-		if last.patient = one.patient; one.patient {
+		if last.patient {
 			r.patient++
 		}
 		r.owed = append(r.owed, last)

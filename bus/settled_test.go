@@ -1,6 +1,7 @@
 package bus_test
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -191,5 +192,37 @@ func TestManyEndedDispatchesAreAcknowledgedByThemselves(t *testing.T) {
 		if err := <-e; err != nil {
 			t.Fatal(err)
 		}
+	}
+}
+
+// A dispatch may be assigned while its stream, or all of them, are closed: by whoever does that.
+func TestAssignWhileClosing(t *testing.T) {
+	for name, end := range map[string]func(p *pair, r *bus.Receiver) error{
+		"the stream": func(_ *pair, r *bus.Receiver) error { r.Close(); return nil },
+		"all":        func(p *pair, _ *bus.Receiver) error { return p.receivers.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newPair(t)
+			s, r := p.open("d1", 0)
+			send(t, s, &runbusv1.RunnerWorkAccepted{Pid: 1})
+			next[*runbusv1.RunnerWorkAccepted](t, r)
+			body, err := proto.Marshal(&runbusv1.RunnerWorkAssignment{DispatchId: "d1", Session: session})
+			if err != nil {
+				t.Fatal(err)
+			}
+			assigned := make(chan error, 1)
+			go func() {
+				assigned <- r.Assign(bus.Trace{}, bus.Abilities{Assignments: true, ChunksTell: true, Settled: true}, body)
+			}()
+			if err := end(p, r); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-assigned; err != nil {
+				t.Fatal(err)
+			}
+			if _, err := r.Try(); !errors.Is(err, bus.ErrClosed) {
+				t.Errorf("the stream is closed, and says %v", err)
+			}
+		})
 	}
 }
