@@ -149,24 +149,43 @@ func settled(t *testing.T, subject string, dispatches ...string) *nats.Msg {
 	return msg
 }
 
-// A runner that doesn't read it, and one whose credit ops watches, gets credit.
+// A runner that doesn't read it gets credit, and so does each while ops watches: the credit of all, of one dispatch, or anything else.
 func TestNotSettledByAnAssignment(t *testing.T) {
-	for name, can := range map[string]bus.Abilities{"not able": {Assignments: true, ChunksTell: true}, "alone": {Settled: true}, "watched": settles} {
+	for name, c := range map[string]struct {
+		can     bus.Abilities
+		watched string // the subject that ops watches
+	}{
+		"not able":          {can: bus.Abilities{Assignments: true, ChunksTell: true}},
+		"alone":             {can: bus.Abilities{Settled: true}},
+		"all watched":       {settles, schemas.CreditSubject(edge, "all")},
+		"one watched":       {settles, schemas.CreditSubject(edge, "one")},
+		"something watched": {settles, "runbus.other"},
+	} {
 		t.Run(name, func(t *testing.T) {
 			s := newSettling(t)
-			if name == "watched" {
-				s.receivers.OnBundled(func(string, proto.Message) {})
-				s.receivers.TellIf(nil, func(subject string) bool { return subject == schemas.CreditSubject(edge, "all") })
+			credits := make(chan *nats.Msg, 16)
+			if _, err := s.runner.Subscribe(schemas.CreditSubject(edge, "*"), func(msg *nats.Msg) { credits <- msg }); err != nil {
+				t.Fatal(err)
 			}
-			one, oneR, _ := s.begin(t, "one", session, "", can)
+			if err := s.runner.NATS().Flush(); err != nil {
+				t.Fatal(err)
+			}
+			if c.watched != "" {
+				s.receivers.OnBundled(func(string, proto.Message) {})
+				s.receivers.TellIf(func() bool { return true }, func(subject string) bool { return subject == c.watched })
+			}
+			one, oneR, _ := s.begin(t, "one", session, "", c.can)
 			ended := end(t, one, oneR)
-			_, _, msg := s.begin(t, "two", session, "", can)
+			_, _, msg := s.begin(t, "two", session, "", c.can)
 			wantSettled(t, msg, "two")
 			if err := s.receivers.Close(); err != nil {
 				t.Fatal(err)
 			}
 			if err := <-ended; err != nil {
 				t.Fatal(err)
+			}
+			if got, want := (<-credits).Subject, schemas.CreditSubject(edge, "one"); got != want {
+				t.Errorf("the last credit came on %s, not %s", got, want)
 			}
 		})
 	}
