@@ -7,7 +7,6 @@ import (
 	"encoding/json"
 	"io"
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 )
@@ -29,29 +28,28 @@ func (a *API) Call(t testing.TB, method, path string, body any) (int, []byte) {
 	return resp.StatusCode, b
 }
 
-// Send makes one call and returns the response, whatever its status. A fetch that ended Late is asked for again.
+// Send makes one call and returns the response, whatever its status. A fetch that ended Late is asked for again, once; the test fails if
+// that has no excuse.
 func (a *API) Send(t testing.TB, ctx context.Context, method, path string, body any, accept string) *http.Response { //nolint:revive // t comes first in a test's helper
 	t.Helper()
-	for give := time.Now().Add(Patience); ; {
-		resp := a.send(t, ctx, method, path, body, accept)
-		if path != "/api/fetches" || resp.StatusCode != http.StatusConflict {
-			return resp
-		}
-		b, err := io.ReadAll(resp.Body)
-		if closed := resp.Body.Close(); err != nil || closed != nil {
-			t.Fatal(err, closed)
-		}
-		if !Late(string(b)) || time.Now().After(give) {
-			resp.Body = io.NopCloser(bytes.NewReader(b))
-			return resp
-		}
-		t.Logf("asked for again: %s", b)
+	resp := a.send(t, ctx, method, path, body, accept)
+	if path != "/api/fetches" || resp.StatusCode != http.StatusConflict {
+		return resp
 	}
+	b, err := io.ReadAll(resp.Body)
+	if closed := resp.Body.Close(); err != nil || closed != nil {
+		t.Fatal(err, closed)
+	}
+	if !Late(string(b)) {
+		resp.Body = io.NopCloser(bytes.NewReader(b))
+		return resp
+	}
+	if err := excuse(resp.Header.Get("Runbus-Dispatch-Id"), Patience); err != nil {
+		t.Fatalf("%v: %s", err, b)
+	}
+	t.Logf("asked for again: %s", b)
+	return a.send(t, ctx, method, path, body, accept)
 }
-
-// Late reports whether a refusal says that the runner did not accept a fetch within the two seconds that it has for that, and that it
-// never started: on a machine that stands still for as long that is nobody's fault.
-func Late(refusal string) bool { return strings.Contains(refusal, "is offline: no answer") }
 
 func (a *API) send(t testing.TB, ctx context.Context, method, path string, body any, accept string) *http.Response { //nolint:revive // t comes first in a test's helper
 	t.Helper()

@@ -1,0 +1,74 @@
+package stack
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"time"
+)
+
+// mostLate is how many fetches of a run of tests may be Late. A machine stands still now and then; what is late each time is broken.
+const mostLate = 8
+
+var lates atomic.Int32
+
+// Late reports whether a refusal says that the runner did not accept a fetch within the two seconds that it has for that, and that it
+// never started: on a machine that stands still for as long that is nobody's fault.
+func Late(refusal string) bool { return strings.Contains(refusal, "is offline: no answer") }
+
+// excuse returns nil when the fetch of this dispatch, which ended Late, may be asked for again: its assignment came to the runner, whose log
+// says so, within patience, and not too many were late. An assignment that was lost has no excuse.
+func excuse(id string, patience time.Duration) error {
+	if n := lates.Add(1); n > mostLate {
+		return fmt.Errorf("%d fetches were not accepted in time, of which dispatch %s is the last", n, id)
+	}
+	for give := time.Now().Add(patience); !cameLate(id); <-time.After(20 * time.Millisecond) {
+		if time.Now().After(give) {
+			return fmt.Errorf("no runner has the assignment of dispatch %s, neither in time nor late", id)
+		}
+	}
+	return nil
+}
+
+// cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch.
+func cameLate(id string) bool {
+	if id == "" {
+		return false
+	}
+	alive.mu.Lock()
+	all := slices.Clone(alive.all)
+	alive.mu.Unlock()
+	return slices.ContainsFunc(all, func(p *Process) bool {
+		return p.Stderr.contains(func(line string) bool {
+			return strings.Contains(line, id) && strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
+		})
+	})
+}
+
+// aDispatch is the dispatch that a log line is about.
+var aDispatch = regexp.MustCompile(`\bdispatch"?[=:]"?([0-9A-Z]{26})\b`)
+
+// lateDispatch waits for the first line behind index from of a control plane's log in which a fetch ends Late, and returns its dispatch.
+func lateDispatch(log *Lines, from int) (string, error) {
+	line, _, err := log.await(func(line string) bool { return Late(line) && aDispatch.MatchString(line) }, from)
+	if err != nil {
+		return "", fmt.Errorf("the control plane logs no fetch that was not accepted in time: %w", err)
+	}
+	return aDispatch.FindStringSubmatch(line)[1], nil
+}
+
+// contains reports whether there is such a line so far.
+func (l *Lines) contains(is func(line string) bool) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return slices.ContainsFunc(l.lines, is)
+}
+
+// count is how many lines there are so far.
+func (l *Lines) count() int {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return len(l.lines)
+}

@@ -1,0 +1,77 @@
+package stack
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+const lateID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
+
+// logs is a process that has logged these lines.
+func logs(t *testing.T, lines string) *Process {
+	t.Helper()
+	p := &Process{Stderr: newLines()}
+	p.Stderr.readFrom(strings.NewReader(lines), nil, func(string) {})
+	p.enlist()
+	t.Cleanup(p.discharge)
+	return p
+}
+
+// Only an assignment that came to a runner is an excuse, and not for ever.
+func TestExcuse(t *testing.T) {
+	t.Cleanup(func() { lates.Store(0) })
+	logs(t, "level=WARN msg=\"credentials for a work that does not run here were dropped\" dispatch="+lateID+"\n")
+	for _, id := range []string{lateID, ""} {
+		if err := excuse(id, 0); err == nil {
+			t.Errorf("%q is excused, of which no assignment came", id)
+		}
+	}
+	logs(t, "level=WARN msg=\"an assignment came too late and was dropped unrun\" dispatch="+lateID+"\n")
+	for range mostLate - 2 {
+		if err := excuse(lateID, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := excuse(lateID, 0); err == nil {
+		t.Error("any number is excused")
+	}
+}
+
+// What ended late is asked for again once.
+func TestLateIsAskedForAgainOnce(t *testing.T) {
+	t.Cleanup(func() { lates.Store(0) })
+	logs(t, "{\"msg\":\"an assignment that is known already was dropped\",\"dispatch\":\""+lateID+"\"}\n")
+	const refusal = "{\"detail\":\"runner \\\"edge-1\\\" is offline: no answer\"}"
+	asked := 0
+	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked++
+		w.Header().Set("Runbus-Dispatch-Id", lateID)
+		w.WriteHeader(http.StatusConflict)
+		_, _ = io.WriteString(w, refusal)
+	}))
+	t.Cleanup(s.Close)
+	status, body := (&API{URL: s.URL}).Call(t, http.MethodPost, "/api/fetches", map[string]string{})
+	if status != http.StatusConflict || string(body) != refusal || asked != 2 || !json.Valid(body) {
+		t.Errorf("%d %s after %d calls", status, body, asked)
+	}
+}
+
+// The dispatch of a command line is the one that the control plane tells of behind that, whatever the form of its log.
+func TestLateDispatch(t *testing.T) {
+	for _, line := range []string{
+		"level=INFO msg=\"fetch ended\" dispatch=" + lateID + " tenant=local error=\"runner \\\"a\\\" is offline: no answer\"",
+		"{\"msg\":\"fetch ended\",\"dispatch\":\"" + lateID + "\",\"error\":\"runner \\\"a\\\" is offline: no answer\"}",
+	} {
+		p := logs(t, strings.ReplaceAll(line, lateID, strings.Repeat("0", 26))+"\n"+line+"\n")
+		if id, err := lateDispatch(p.Stderr, 1); id != lateID || err != nil {
+			t.Errorf("%q, %v in %s", id, err, line)
+		}
+	}
+	if id, err := lateDispatch(logs(t, "another line\n").Stderr, 0); err == nil {
+		t.Errorf("%q in a log without", id)
+	}
+}
