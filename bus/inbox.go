@@ -8,7 +8,9 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Bounds of what one stream holds at the replica, whatever its runner sends.
+// Bounds of what one stream holds at the replica, whatever its runner sends. The memory of a frame is at most about twice what it is
+// encoded in: that of a message of which it is more than half (own), or the 516 KiB in which the client of `make build` gathers one of 256 KiB
+// or more (lender).
 const (
 	mostHeldBytes  = 2*MaxWindow + 64<<10 // encoded
 	mostHeldFrames = 1024
@@ -47,7 +49,7 @@ type heldFrame struct {
 	whole *whole // what comes before it, of one that was a RunnerWorkWhole
 	bytes int64  // of the window
 	size  int64  // encoded
-	lent  lender // has its memory back once the frame is consumed; nil for most
+	lent  lender // lends its bytes, for Receiver.Return; nil for most
 }
 
 // verdict is what became of a frame that was offered.
@@ -134,9 +136,8 @@ func (in *inbox) next(into []Frame) ([]Frame, bool) {
 	return into, true
 }
 
-// done consumes all frames up to seq that were given out, whose bytes nobody reads any more. A credit becomes due when half a window
-// is free again; when the runner may be waiting for room that is there; for half of the progress it may have under way; and for the
-// result.
+// done consumes all frames up to seq that were given out; somebody may still read them. A credit becomes due when half a window is free
+// again; when the runner may be waiting for room that is there; for half of the progress it may have under way; and for the result.
 func (in *inbox) done(seq uint64) {
 	seq = min(seq, in.handed)
 	if seq <= in.consumed {
@@ -148,9 +149,6 @@ func (in *inbox) done(seq uint64) {
 		in.held -= h.size
 		if h.bytes == 0 {
 			in.small++
-		}
-		if h.lent != nil {
-			h.lent.Recycle()
 		}
 	}
 	kept := copy(in.queue, in.queue[n:])

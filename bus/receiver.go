@@ -13,7 +13,7 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// Receiver is the result stream of one dispatch at the replica that waits for it. One goroutine at a time calls Next, Try and Done;
+// Receiver is the result stream of one dispatch at the replica that waits for it. One goroutine at a time calls Next, Try, Done and Return;
 // Close may be called from any. The zero value is ready for Receivers.OpenAt.
 type Receiver struct {
 	all   *Receivers
@@ -83,7 +83,7 @@ func (r *Receiver) Window() int64 { return r.window.Load() }
 // Next waits for the next frame: in the order of their numbers, each once. It returns ErrNoResponders when the assignment
 // reached nobody, which is only said before the first frame; then it may be published again and Next be called again. After
 // the result there are no more frames. After Close it returns ErrClosed. A frame is the Receiver's: it may not be used after OpenAt
-// of the same; what is in it, but the frame itself and after Done the bytes of its chunk, may.
+// of the same; what is in it, but the frame itself and after Return the bytes of its chunk, may.
 func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 	for {
 		if f, err := r.Try(); f != nil || err != nil {
@@ -145,9 +145,9 @@ func (r *Receiver) look() error {
 // calls Try until it has nothing.
 func (r *Receiver) Ready() <-chan struct{} { return r.ready }
 
-// Done says that f, and every frame before it, was consumed: its bytes are the runner's to send again, and nobody reads those of a chunk
-// any more. The credit for it goes out when half a window is free, for the result with Close or within a second, and otherwise within
-// 10 s.
+// Done says that f, and every frame before it, was consumed: the runner may send as many bytes again. Those of f stay what they are for who
+// still reads them; see Return. The credit for it goes out when half a window is free, for the result with Close or within a second, and
+// otherwise within 10 s.
 func (r *Receiver) Done(f Frame) {
 	r.done = max(r.done, f.GetSeq())
 	if r.at < len(r.got) && chunkBytes(f) < shareWithin {
@@ -241,7 +241,7 @@ func (r *Receiver) receive(msg *nats.Msg, subject schemas.Subject) (reason DropR
 	return r.take(views, arrival{
 		ref: subject.Ref, dispatch: subject.Dispatch, bytes: len(msg.Data), at: time.Now(),
 		bundled: TypeOf(msg) == framesName || len(views) > 0 && views[0].field == wholeNumber, hidden: subject.Kind == schemas.KindResultData && r.all.tells(),
-		lent: lentBy(msg, views),
+		lent: lentBy(r.all.lender(msg), views),
 	})
 }
 

@@ -51,6 +51,7 @@ type Receivers struct {
 	bundled func(subject string, f proto.Message) // see OnBundled
 	watches func() bool                           // see TellIf, as for
 	watched func(subject string) bool             // …this
+	lends   func(*nats.Msg) any                   // see LendBy
 	results *nats.Subscription
 	replies *nats.Subscription
 	wake    chan struct{} // room for one: a credit is due

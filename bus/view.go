@@ -25,7 +25,7 @@ type sizedFrame struct {
 	frame Frame
 	size  int64
 	whole *whole // what comes before frame, a result, if it came as a RunnerWorkWhole
-	lent  lender // its bytes are only lent by this; nil: they are not
+	lent  lender // lends its bytes; nil: they are its own
 }
 
 // chunkBytes is what it takes of the window.

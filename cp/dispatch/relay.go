@@ -169,39 +169,47 @@ func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunFetchU
 
 // tell has the caller take a frame, nil for the acceptance, and consumes it; first, if not nil, is the progress that it stands for. It
 // returns how the run ended if that was meanwhile, or because the caller has gone.
+//
+// It is the one place where the memory of a chunk is given back: sink.Chunk has returned, and no guard, which consumes what comes while the
+// sink still reads, ever stood for the run. Every other frame is the collector's.
 func (d *Dispatcher) tell(run *run, sink Sink, first *runbusv1.RunFetchUpdate, frame bus.Frame) *ending {
-	d.called(run)
 	var err error
 	if first != nil {
+		d.called(run)
 		err = sink.Progress(first)
-		if run.calling.Load() == guarded { // it took long
-			if end := run.returned(); end != nil {
-				return end
-			}
-			d.called(run)
+		if end := run.returned(); end != nil { // a guard is for one call: it may not abandon the next
+			return end
 		}
 	}
-	switch f := frame.(type) {
-	case *runbusv1.RunnerWorkChunk:
-		if err == nil {
-			err = sink.Chunk(f.GetArrowIpc())
+	if err == nil {
+		d.called(run)
+		err = run.give(sink, frame)
+		if end := run.returned(); end != nil {
+			return end
 		}
-	case *runbusv1.RunnerWorkProgress:
-		err = sink.Progress(f.GetUpdate())
-	default:
-		err = sink.Accepted(Accepted{
-			DispatchID: run.id, Tenant: run.caller.Tenant, RunnerID: run.runner.Ref.Runner, RunnerPID: run.pid, At: run.acceptedAt,
-		})
 	}
-	if end := run.returned(); end != nil {
-		return end
-	}
-	if err != nil {
+	switch {
+	case err != nil:
 		d.d.Log.Info("the caller has gone", "dispatch", run.id, "error", err)
 		return ended(d.cancelled(run))
-	}
-	if frame != nil {
+	case frame == nil:
+	case run.hadGuard:
 		run.stream.receiver.Done(frame)
+	default:
+		run.stream.receiver.Return(frame)
 	}
 	return nil
+}
+
+// give calls the sink with a frame, nil for the acceptance.
+func (r *run) give(sink Sink, frame bus.Frame) error {
+	switch f := frame.(type) {
+	case *runbusv1.RunnerWorkChunk:
+		return sink.Chunk(f.GetArrowIpc())
+	case *runbusv1.RunnerWorkProgress:
+		return sink.Progress(f.GetUpdate())
+	}
+	return sink.Accepted(Accepted{
+		DispatchID: r.id, Tenant: r.caller.Tenant, RunnerID: r.runner.Ref.Runner, RunnerPID: r.pid, At: r.acceptedAt,
+	})
 }

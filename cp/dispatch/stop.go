@@ -44,7 +44,7 @@ const (
 )
 
 // stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin. What still comes of the
-// result is dropped, so that nothing holds the runner back.
+// result is dropped, so that nothing holds the runner back. The sink may be reading the chunk before: its bytes stay what they are.
 func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 	run.mark(PhaseCancelling, run.here)
 	stream := &run.stream

@@ -38,11 +38,12 @@ type Sink interface {
 	Accepted(Accepted) error
 	// Progress is told how far the fetch is. The update is only lent, until the method returns.
 	Progress(*runbusv1.RunFetchUpdate) error
-	// Chunk takes the next piece of the Arrow IPC stream. The bytes are only lent, until it returns. While it blocks, the runner is held
-	// back.
+	// Chunk takes the next piece of the Arrow IPC stream. The bytes are only lent, until it returns, and stay what they are until then,
+	// also when the fetch has been abandoned. While it blocks, the runner is held back.
 	Chunk(arrowIPC []byte) error
-	// Abandon tells that the fetch has ended (deadline, cancel, loss) while another method is being called: a caller who takes
-	// nothing must not hold the dispatch. It is called at most once, from another goroutine, and must not block.
+	// Abandon tells that the fetch has ended (deadline, cancel, loss) while another method is being called, or is just about to be: a
+	// caller who takes nothing must not hold the dispatch. It is called at most once, from another goroutine, and must not block. No
+	// further method is called.
 	Abandon()
 }
 

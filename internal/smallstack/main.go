@@ -13,8 +13,8 @@
 // the next read overwrites. In the copy, messages of 64 to 516 KiB are gathered in buffers that they take turns with.
 //
 // Messages that come back: the client makes memory for each such message too, and hands it to the subscriber for good. In the copy a message
-// of 256 KiB or more has a method Recycle, by which the subscriber gives its memory to a later one; the bus does once a chunk was consumed
-// (bus/lent.go). Made anew, cleared and cold, it was a quarter of the control plane's processor time for a result of 1 GiB by HTTP (measured).
+// of 256 KiB or more has a method Recycle, by which the subscriber gives its memory to a later one; a dispatch does once its caller has taken the
+// chunk (Return in bus/lent.go). Made anew, cleared and cold, it was a quarter of the control plane's processor time for a result of 1 GiB by HTTP (measured).
 package main
 
 import (
