@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -51,7 +52,7 @@ func newSceneWith(t *testing.T, change func(*cp.Config)) *scene {
 	defer cancel()
 	config := cp.Config{
 		DataDir: filepath.Join(t.TempDir(), "data"), HTTP: "127.0.0.1:0", NATS: "127.0.0.1:0", StopGrace: time.Second,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Log: slog.New(slog.NewTextHandler(bustest.Output(t), nil)),
 	}
 	change(&config)
 	c, err := cp.Start(ctx, config)

@@ -15,6 +15,7 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/internal/leak"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -30,7 +31,7 @@ const patience = 3 * time.Minute
 func testConfig(t *testing.T, dir string) Config {
 	return Config{
 		DataDir: dir, HTTP: "127.0.0.1:0", NATS: "127.0.0.1:0", StopGrace: time.Second,
-		Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
+		Log: slog.New(slog.NewTextHandler(bustest.Output(t), nil)),
 	}
 }
 

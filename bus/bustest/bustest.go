@@ -3,6 +3,7 @@ package bustest
 
 import (
 	"fmt"
+	"io"
 	"log/slog"
 	"path/filepath"
 	"sync"
@@ -67,8 +68,8 @@ func Start(t testing.TB, options ...Option) *Bus {
 	return b
 }
 
-// Restart stops the server and starts it again on the same folder and addresses. Connections of Conn are closed by it;
-// those over the network reconnect.
+// Restart stops the server and starts it again on the same folder and addresses, once they are free: somebody else may use a port in
+// between. Connections of Conn are closed by it; those over the network reconnect.
 func (b *Bus) Restart(t testing.TB) {
 	t.Helper()
 	b.config.Listen = b.Addr()
@@ -77,6 +78,10 @@ func (b *Bus) Restart(t testing.TB) {
 	}
 	b.Shutdown()
 	s, err := embedded.Start(b.config)
+	for give := time.Now().Add(patience); schemas.CodeOf(err) == schemas.CodeConflict && time.Now().Before(give); {
+		<-time.After(100 * time.Millisecond)
+		s, err = embedded.Start(b.config)
+	}
 	if err != nil {
 		t.Fatalf("restart the test's server: %v", err)
 	}
@@ -179,6 +184,9 @@ type output struct {
 	t     testing.TB
 	ended bool
 }
+
+// Output is t.Output for a log that is written to by what may go on after the test's end.
+func Output(t testing.TB) io.Writer { return newOutput(t) }
 
 func newOutput(t testing.TB) *output {
 	o := &output{t: t}
