@@ -30,6 +30,11 @@ const shutdownWithin = 5 * time.Second
 // OTEL_TRACES_EXPORTER=none turn that off. The sampler and the batches follow their variables too. stop sends what is left, for 5 s at
 // most. A variable that says what can't be done is an error of CodeInvalid.
 func Start(ctx context.Context, getenv func(string) string, service, version string, log *slog.Logger) (_ trace.TracerProvider, stop func(), err error) {
+	return start(ctx, getenv, service, version, log, shutdownWithin)
+}
+
+// start is Start with another bound of what stop may take.
+func start(ctx context.Context, getenv func(string) string, service, version string, log *slog.Logger, within time.Duration) (_ trace.TracerProvider, stop func(), err error) {
 	none := func() {}
 	if !wanted(getenv) {
 		return noop.NewTracerProvider(), none, nil
@@ -59,7 +64,7 @@ func Start(ctx context.Context, getenv func(string) string, service, version str
 	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("OpenTelemetry", "error", err) }))
 	provider := sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	return provider, func() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownWithin)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), within)
 		defer cancel()
 		if err := provider.Shutdown(ctx); err != nil {
 			log.Warn("the last traces were not sent", "error", err)

@@ -14,6 +14,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -96,10 +97,10 @@ func TestExport(t *testing.T) {
 	if err := os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: c.Certificate().Raw}), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	provider, stop, err := Start(t.Context(), env(map[string]string{
+	provider, stop, err := start(t.Context(), env(map[string]string{
 		"OTEL_EXPORTER_OTLP_ENDPOINT": c.URL + "/base", "OTEL_EXPORTER_OTLP_CERTIFICATE": ca, "OTEL_EXPORTER_OTLP_TRACES_COMPRESSION": "gzip",
-		"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20abc, x-scope = 7", "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TIMEOUT": "9000",
-	}), "svc", "1.2.3", slog.New(slog.NewTextHandler(t.Output(), nil)))
+		"OTEL_EXPORTER_OTLP_HEADERS": "authorization=Basic%20abc, x-scope = 7", "OTEL_TRACES_EXPORTER": "otlp", "OTEL_EXPORTER_OTLP_TIMEOUT": "180000",
+	}), "svc", "1.2.3", slog.New(slog.NewTextHandler(t.Output(), nil)), 3*time.Minute)
 	if err != nil {
 		t.Fatal(err)
 	}
