@@ -47,6 +47,7 @@ type facts struct {
 	began   time.Time     // when it was assigned
 	ran     time.Duration // …and how long it took from then on; set when it has ended
 	refused error         // why it got no slot; nil if it did
+	startBy time.Duration // uptime after which it is not begun any more; with a slot only
 	sealed  chan *runbusv1.SealedCredential
 	ctx     context.Context //nolint:containedctx // the life of this work, cancelled by orders that come on the bus
 	stop    context.CancelCauseFunc
@@ -256,9 +257,12 @@ func (w *work) do(m *workspace) {
 		w.agent.works.leave(w)
 	}()
 	var result *runbusv1.RunnerWorkResult
-	if w.refused != nil {
-		result = w.refuse()
-	} else {
+	switch {
+	case w.refused != nil:
+		result = w.refuse(w.refused)
+	case uptime() > w.startBy: // it came in time, and then the process, or the works before it, took too long: nobody counts on it
+		result = w.refuse(schemas.ErrRunnerOffline(w.agent.ref.Runner, "it got to the work too late, and has not run it"))
+	default:
 		result = w.run()
 	}
 	silent := w.agent.works.ended(w, w.agent.waits.delivery) // first: whoever has the result may count on the slot
@@ -268,13 +272,13 @@ func (w *work) do(m *workspace) {
 	}
 }
 
-// refuse is the answer to an assignment that got no slot. Nothing was touched.
-func (w *work) refuse() *runbusv1.RunnerWorkResult {
-	w.log().Info("work refused", "reason", w.refused)
+// refuse is the answer to an assignment that is not run. Nothing was touched.
+func (w *work) refuse(reason error) *runbusv1.RunnerWorkResult {
+	w.log().Info("work refused", "reason", reason)
 	w.ran = time.Since(w.began)
 	w.stop(nil)
-	endSpan(w.span, 0, 0, w.refused)
-	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(w.refused)}}
+	endSpan(w.span, 0, 0, reason)
+	return &runbusv1.RunnerWorkResult{Outcome: &runbusv1.RunnerWorkResult_Error{Error: schemas.ToDetail(reason)}}
 }
 
 // run executes the work: accept, open the credentials, fetch, stream. It returns how that ended, for deliver.

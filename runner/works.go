@@ -107,9 +107,11 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
 		return
 	}
-	w.fates.remember(id, answered, at+m.GetAcceptBy().AsTime().Sub(now), at)
+	startBy := at + m.GetAcceptBy().AsTime().Sub(now)
+	w.fates.remember(id, answered, startBy, at)
 	job := w.memory()
 	job.begin(m, from, began, w.refusal())
+	job.startBy = startBy
 	w.jobs[id] = job
 	w.open.Add(1)
 	if job.refused == nil {

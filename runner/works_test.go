@@ -212,6 +212,35 @@ func TestDroppedAssignments(t *testing.T) {
 	}
 }
 
+// What came in time, and is not begun by then, since the process stood still or was busy, is not run either; the replica is told so.
+func TestBegunTooLate(t *testing.T) {
+	g := newGate()
+	close(g.open)
+	cp := newControlPlane(t)
+	p := cp.start(t, nil, playing(g.fetch))
+	now := time.Now()
+	m := &runbusv1.RunnerWorkAssignment{
+		DispatchId: "d" + schemas.NewID(), Session: p.session, Replica: cp.receivers.Replica(),
+		Request:  &runbusv1.RunFetchRequest{Source: &runbusv1.Source{Kind: "test"}},
+		AcceptBy: timestamppb.New(cp.now().Add(-time.Minute)), Deadline: timestamppb.New(cp.now().Add(10 * time.Minute)),
+	}
+	c := &call{t: t, id: m.GetDispatchId(), m: m, p: p, Receiver: cp.receivers.Open(edge, p.session, m.GetDispatchId(), 0)}
+	t.Cleanup(c.Close)
+	p.works.assign(m, bus.Trace{}, now.Add(-2*time.Minute)) // by more than the clocks may be thought apart
+	if r, ok := c.next().(*runbusv1.RunnerWorkResult); !ok || r.GetStarted() || r.GetError().GetCode() != string(schemas.CodeRunnerOffline) {
+		t.Errorf("answered with %v", r)
+	}
+	p.assign(nil).completes()
+	receive(t, g.started, "fetch of the next")
+	none(t, g.started, "fetch that was begun too late")
+	if state := p.cancel(c.id, schemas.CodeCancelled); state != runbusv1.CancelState_CANCEL_STATE_ENDED {
+		t.Errorf("cancel answers %s", state)
+	}
+	for p.works.count() > 0 {
+		runtime.Gosched() // until its slot is free
+	}
+}
+
 func TestCancelStates(t *testing.T) {
 	g := newGate()
 	cp := newControlPlane(t)
