@@ -98,7 +98,7 @@ func TestTheWriterTakesNothingOfTheNextStream(t *testing.T) {
 		}
 		beginWhole(t, s, one, Opening{Dispatch: "d2", Replica: "c2"}, func(error) { failed++ })
 	})
-	if s.publish(waiting, burst) {
+	if s.publish(waiting, 1) {
 		t.Fatal("there is more")
 	}
 	beginWhole(t, s, one, Opening{Dispatch: "d1", Replica: "c", Trace: Trace{Parent: "trace of d1"}}, func(error) {})
