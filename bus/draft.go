@@ -18,14 +18,6 @@ const (
 	mostWholeChunk = 8 << 10
 )
 
-// Whole lets a dispatch leave as one RunnerWorkWhole if it is small, and over within 4 ms. The replica must read that
-// (RunnerWorkAssignment.whole), and RunnerWorkFrames. It is to be called before the acceptance is sent.
-func (s *Sender) Whole() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.whole = true
-}
-
 // Holds reports whether a last chunk of n bytes may be held back for Finish, since everything could leave in one frame with it.
 func (s *Sender) Holds(n int) bool {
 	s.mu.Lock()

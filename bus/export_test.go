@@ -25,6 +25,20 @@ func (r *Receivers) Linger() {
 	r.pending = true
 }
 
+// Together is Opening.Together, for a stream that nothing was sent on.
+func (s *Sender) Together() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.together = true
+}
+
+// Whole is Opening.Whole, likewise.
+func (s *Sender) Whole() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.whole = true
+}
+
 // occupy takes a part that nobody has.
 func occupy(mu *sync.Mutex, taken *bool) {
 	for {

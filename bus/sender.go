@@ -58,21 +58,6 @@ func (s *Sender) Bundle() {
 	s.bundles = true
 }
 
-// Together lets small frames leave in one message with those of other dispatches. The replica must read that
-// (RunnerWorkAssignment.together).
-func (s *Sender) Together() {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.together = true
-}
-
-// Trace has the answers of the dispatch carry a trace context: messages with the acceptance or the result, but no plain chunk.
-func (s *Sender) Trace(t Trace) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.trace = t.clamped()
-}
-
 // Send takes f over: it gives it dispatch, session and the next number, and keeps its encoded form until the replica has
 // acknowledged it. f and its bytes are the caller's again when Send returns. Chunks go to the data subject and wait while the
 // window is full, until ctx ends; everything else goes to the ctl subject and never waits. Nil means kept, not delivered: a link
@@ -124,8 +109,8 @@ func (s *Sender) Deliver(result *runbusv1.RunnerWorkResult, ended func(error)) {
 }
 
 // Finish is Send for the last chunk, if there is one (nil: none), which does not wait for the window, and Deliver for the result. Both
-// are the caller's again when it returns. After Whole they leave in one frame with what was sent before, if nothing of that has left, and
-// together they are small.
+// are the caller's again when it returns. Where Opening.Whole was said they leave in one frame with what was sent before, if nothing of that
+// has left, and together they are small.
 func (s *Sender) Finish(last *runbusv1.RunnerWorkChunk, result *runbusv1.RunnerWorkResult, ended func(error)) {
 	err, bytes := s.bad, 0
 	if err == nil {

@@ -82,10 +82,11 @@ type Opening struct {
 	Dispatch, Session, Replica string
 	WindowBytes                int64 // 0 means 1 MiB, more than 4 MiB means 4 MiB
 
-	// See the methods of Sender of these names.
-	Bundle, Together, Whole bool
-	Trace                   Trace
-	OnOrphaned              func()
+	Bundle     bool   // see Sender.Bundle
+	Together   bool   // small frames may leave in one message with those of other dispatches: the replica reads that (RunnerWorkAssignment.together)
+	Whole      bool   // it leaves as one RunnerWorkWhole if it is small, and over within 4 ms: the replica reads that (….whole), and RunnerWorkFrames
+	Trace      Trace  // its answers carry it: messages with the acceptance or the result, but no plain chunk
+	OnOrphaned func() // see Sender.OnOrphaned
 }
 
 // Open begins the stream of one dispatch to the replica that waits for it. dispatch, session, replica and windowBytes are

@@ -24,9 +24,10 @@ func TestLateRowsThatAreHeldLeaveOnce(t *testing.T) {
 		if time.Now().After(give) {
 			t.Fatal("no rows were held back")
 		}
-		sender := senders.Open(schemas.NewID(), "session", cp.receivers.Replica(), bus.MaxWindow)
-		sender.Bundle()
-		sender.Whole()
+		sender := &bus.Sender{}
+		senders.OpenIn(sender, bus.Opening{
+			Dispatch: schemas.NewID(), Session: "session", Replica: cp.receivers.Replica(), WindowBytes: bus.MaxWindow, Bundle: true, Whole: true,
+		}, time.Now())
 		must(t, sender.Send(t.Context(), &runbusv1.RunnerWorkAccepted{Pid: 4711}))
 		c := &chunks{ctx: t.Context(), sender: sender, alarm: func(time.Duration) {}, written: written{space: &workspace{}}}
 		c.space.digest.Scheme = bus.SchemeXXH3

@@ -3,7 +3,8 @@ package dispatch
 import "github.com/oklog/ulid/v2"
 
 // runs are dispatches by their ids. Each is put in and taken out once: in chains of its own, since a map takes five times as long for it.
-// Nobody but this process draws the ids, so nobody can have them all in one chain. Not safe for concurrent use; the zero value is empty.
+// Ids are drawn here or, where Fetch takes a ULID from its caller, by that, which is of this process and draws it too: who asks for a fetch
+// from outside has no say in it, so nobody can have them all in one chain. Not safe for concurrent use; the zero value is empty.
 type runs struct {
 	chains [1 << chainBits]*run // by run.next
 	count  int
