@@ -45,15 +45,21 @@ func (w *watchers) some() bool {
 	if !w.alone {
 		return true
 	}
+	before := w.ours()
 	n := w.ops.NumConnections()
+	return n > min(before, w.ours()) // one that goes or comes in between may not be among the n
+}
+
+// ours is how many connections of this process stand in OPS.
+func (w *watchers) ours() (n int) {
 	if own := w.own.Load(); own != nil {
 		for _, i := range *own {
 			if i.there() {
-				n--
+				n++
 			}
 		}
 	}
-	return n > 0
+	return n
 }
 
 // watched is Server.Watched.
