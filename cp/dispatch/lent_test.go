@@ -148,6 +148,7 @@ func TestMemoryOfChunksComesBack(t *testing.T) {
 		if time.Now().After(give) {
 			t.Fatal("the memory of no chunk came back")
 		}
+		e.runner.Beat(t, nil) // or it would be offline before Patience is over
 		f := e.start(t, request("edge-1"))
 		w := e.accept(t)
 		w.chunks(large('A'), large('B'), []byte("C"))
