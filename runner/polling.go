@@ -11,10 +11,14 @@ import (
 
 const (
 	// pollFor is how long a reader looks for the next message itself before it sleeps, if the last one came as soon.
-	pollFor = 250 * time.Microsecond
+	pollFor = 130 * time.Microsecond
 	// pollSmall is the most bytes that come together for which it does: some assignments. Where more are under way there is work
 	// meanwhile, and the processors are needed.
 	pollSmall = 2 << 10
+	// pollAlone is the most bytes of a message with one assignment, about. After such a one the processor is offered to others between
+	// looks: the next message may wait for just who would have it. With several under way that gives the control plane a second
+	// processor for moments that cost it more than they give (measured, 16 in flight: 56,000 dispatches/s, else 62,000).
+	pollAlone = 512
 )
 
 // polling has the reader of a connection look for the next message itself for a while before it sleeps, as long as messages are small
@@ -66,6 +70,7 @@ type polledConn struct {
 	polling *polling
 	raw     syscall.RawConn
 	soon    bool // the next message may be near
+	alone   bool // …and the last one had one assignment at most
 
 	// Of try: made once, since it is called again and again.
 	take func(fd uintptr) bool // reads into, which gives n and err
@@ -80,13 +85,13 @@ func (c *polledConn) Read(b []byte) (int, error) {
 	if c.soon && len(b) > 0 {
 		n, idleSince, err := c.poll(b)
 		if n > 0 || err != nil {
-			c.soon = n <= pollSmall
+			c.soon, c.alone = n <= pollSmall, n <= pollAlone
 			return n, err
 		}
 		began = idleSince
 	}
 	n, err := c.Conn.Read(b)
-	c.soon = n <= pollSmall && uptime()-began < c.polling.within
+	c.soon, c.alone = n <= pollSmall && uptime()-began < c.polling.within, n <= pollAlone
 	return n, err
 }
 
@@ -105,7 +110,9 @@ func (c *polledConn) poll(b []byte) (n int, idleSince time.Duration, err error) 
 		if n, open, err = c.try(b); n > 0 || err != nil {
 			break
 		}
-		giveProcessor()
+		if c.alone {
+			giveProcessor()
+		}
 		runtime.Gosched()
 		now = uptime()
 	}
