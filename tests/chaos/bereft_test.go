@@ -55,6 +55,7 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 		}
 		asked = append(asked, caller...)
 		w.running(asked)
+		w.underWay(caller)
 		w.timelined(len(asked))
 		w.plane.Signal(t, syscall.SIGKILL)
 		for i, c := range clis {

@@ -114,7 +114,7 @@ func TestLossIsSeenInTime(t *testing.T) {
 		by[l.how], losses, jobs = append(by[l.how], l), append(losses, l), append(jobs, l.jobs...)
 	}
 	w.run(jobs, func() {
-		w.running(jobs)
+		w.underWay(jobs)
 		for _, l := range losses {
 			l.at = time.Now()
 			switch l.how {

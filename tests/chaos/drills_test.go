@@ -69,7 +69,7 @@ var drills = []struct {
 	{"killed", func(_ *testing.T, w *world) {
 		jobs := several(6, job{runner: "r0", rows: 200, last: 40_000, timeout: 90 * time.Second, mustStart: true, want: []string{"runner_lost"}})
 		w.run(jobs, func() {
-			w.running(jobs)
+			w.underWay(jobs)
 			w.kill(w.runners[0])
 			w.start(w.runners[0])
 		})
@@ -83,7 +83,7 @@ var drills = []struct {
 		}
 		jobs := several(4, one)
 		w.run(jobs, func() {
-			w.running(jobs)
+			w.underWay(jobs)
 			w.replace(w.runners[0])
 		})
 		w.quiet()

@@ -150,6 +150,9 @@ func (w *world) once(j *job) {
 		if err == nil || j.status != http.StatusOK && len(line) > 0 {
 			j.take(line)
 		}
+		if j.accepted {
+			w.accepts.Store(j.marker, true)
+		}
 		if err != nil { // what is cut within a line is no line: who hung up, or lost the control plane, has those
 			if !errors.Is(err, io.EOF) {
 				j.broke = err
@@ -176,6 +179,17 @@ func (w *world) endOf(j *job) (time.Time, bool) {
 		return time.Time{}, false
 	}
 	return at.(time.Time), true
+}
+
+// underWay is running, and waits until the callers know it, too: a work that has begun tells so some milliseconds later.
+func (w *world) underWay(jobs []*job) {
+	w.t.Helper()
+	w.running(jobs)
+	if !eventually(stack.Patience, func() bool {
+		return !slices.ContainsFunc(jobs, func(j *job) bool { _, told := w.accepts.Load(j.marker); return !told })
+	}) {
+		w.t.Error("not all callers were told that their fetches were accepted")
+	}
 }
 
 // running waits until the source answers all of the jobs.

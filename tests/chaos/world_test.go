@@ -64,6 +64,7 @@ type world struct {
 	conns   []*nats.Conn
 	number  atomic.Int64
 	ends    sync.Map // of jobs, by marker
+	accepts sync.Map // …of those whose caller was told that they were accepted
 	jobs    []*job   // judged
 	faults  map[string]int
 }
