@@ -34,9 +34,8 @@ const (
 
 	// noteWait is how long notes wait for one another when nobody waits for any of them: each write is one for the disk.
 	noteWait = 50 * time.Millisecond
-	// batchWorth is how many notes are worth a message at once. Each message costs a write for the disk and a dozen turns of others, and one
-	// of many keeps a processor from dispatches for as long as its bytes take (measured: dispatches wait the same for 256 and for 512, which
-	// cost less each). A disk that is slow gets larger ones, since what comes meanwhile goes together.
+	// batchWorth is how many notes are worth a message at once. Each message costs a write for the disk and a dozen turns of others (measured:
+	// dispatches wait the same for 256 and for 512, which cost less each). A slow disk gets larger ones: what comes meanwhile goes together.
 	batchWorth = 512
 
 	retryFirst = 50 * time.Millisecond
