@@ -67,23 +67,28 @@ var serverChanges = []change{
 	},
 }
 
-// splitPool is what the copy's client.go has more.
-const splitPool = `// Added by runbus/internal/smallstack: the buffers in which messages longer than one read are gathered.
-const (
-	splitLeast = 64 << 10
+// splitGet is what both copies have more: memory, which is called what, for messages from so many KiB on.
+func splitGet(least, what string) string {
+	return `const (
+	splitLeast = ` + least + ` << 10
 	splitMost  = 516 << 10
 )
 
 var splitPool = &sync.Pool{New: func() any { return new([splitMost]byte) }}
 
-// splitGet returns n bytes of a buffer that has room for size.
+// splitGet returns n bytes of ` + what + ` that has room for size.
 func splitGet(n, size int) []byte {
 	if size < splitLeast || size > splitMost {
 		return make([]byte, n, size)
 	}
 	return splitPool.Get().(*[splitMost]byte)[:n]
 }
+`
+}
 
+// splitPool is what the copy's client.go has more.
+var splitPool = `// Added by runbus/internal/smallstack: the buffers in which messages longer than one read are gathered.
+` + splitGet("64", "a buffer") + `
 // splitPut recycles what splitGet returned, which nobody may use any more, and leaves other buffers alone.
 func splitPut(b []byte) {
 	if cap(b) == splitMost {
@@ -106,29 +111,15 @@ var clientChanges = []change{
 	},
 	{
 		"nats.go",
-		"\t// FIXME(dlc): Should we recycle these containers?\n\tm := &Msg{\n",
-		"\t// FIXME(dlc): Should we recycle these containers?\n\tm := &Msg{\n\t\tsplit:   splitOf(data, nc.ps.msgCopied), // added by runbus/internal/smallstack\n",
+		"\tm := &Msg{\n\t\tSubject: subj,\n\t\tReply:   reply,\n\t\tHeader:  h,\n",
+		"\tm := &Msg{\n\t\tsplit:   splitOf(data, nc.ps.msgCopied), // added by runbus/internal/smallstack\n\t\tSubject: subj,\n\t\tReply:   reply,\n\t\tHeader:  h,\n",
 	},
 }
 
 // recycling is what the copy's nats.go has more.
-const recycling = `
+var recycling = `
 // Added by runbus/internal/smallstack: memory in which messages longer than one read are gathered, and handed out.
-const (
-	splitLeast = 256 << 10
-	splitMost  = 516 << 10
-)
-
-var splitPool = &sync.Pool{New: func() any { return new([splitMost]byte) }}
-
-// splitGet returns n bytes of memory that has room for size.
-func splitGet(n, size int) []byte {
-	if size < splitLeast || size > splitMost {
-		return make([]byte, n, size)
-	}
-	return splitPool.Get().(*[splitMost]byte)[:n]
-}
-
+` + splitGet("256", "memory") + `
 // splitOf is the memory of data, if it is of splitGet and comes back.
 func splitOf(data []byte, gathered bool) *[splitMost]byte {
 	if !gathered || cap(data) != splitMost {
