@@ -20,6 +20,9 @@ const (
 	// rescanLate is when it looks again after a revocation: a request that was answered just before it has become a
 	// connection by then, or never will.
 	rescanLate = answerWithin + 700*time.Millisecond
+	// farewell is how long after its leaf was first seen to have ended a connection is left to the replica that has its link: that tells
+	// the runner so, and closes it.
+	farewell = rescanLate
 	// unknownGrace is how old a connection of an unknown key must be to be cut: the view may be behind the replica that let
 	// it in.
 	unknownGrace = time.Minute
@@ -68,10 +71,17 @@ type kicker struct {
 	rescan  chan struct{}
 	leaves  chan struct{} // some leaf has ended
 	stopped atomic.Bool
+
+	// Of run alone.
+	late     *later
+	leafEnds map[string]time.Time // leaves of connections on the own server that have ended, with when that was first seen
 }
 
 func newKicker(s *callout) *kicker {
-	return &kicker{s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1), leaves: make(chan struct{}, 1)}
+	return &kicker{
+		s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1), leaves: make(chan struct{}, 1),
+		late: newLater(rescanLate),
+	}
 }
 
 // revoked hands a revocation over. It never blocks: when too many come at once a scan finds them.
@@ -112,7 +122,7 @@ func (k *kicker) run(ctx context.Context) error {
 	defer k.s.c.Sys.RemoveStatusListener(back)
 	every := time.NewTicker(rescanEvery)
 	defer every.Stop()
-	late := newLater(rescanLate)
+	late := k.late
 	defer late.timer.Stop()
 	late.ask() // for what was let in while this replica was starting
 	for {
@@ -192,12 +202,15 @@ func (k *kicker) cutLinks(ctx context.Context, key Key) {
 	}
 }
 
-// scan cuts every connection on the own server whose key has ended.
+// scan cuts every connection on the own server whose key has ended. One whose leaf has is spared at first, and asked for once more: a
+// scan may come at any time, and between a revocation and the goodbye too (SPEC C9).
 func (k *kicker) scan(ctx context.Context) error {
 	server := k.s.c.Sys.ConnectedServerId()
 	if server == "" {
 		return errors.New("not connected")
 	}
+	now := time.Now()
+	ends := make(map[string]time.Time, len(k.leafEnds))
 	var failed []error
 	for offset := 0; ; offset += connzPage {
 		page, err := k.connections(ctx, server, offset)
@@ -208,6 +221,17 @@ func (k *kicker) scan(ctx context.Context) error {
 			if !k.ended(c) {
 				continue
 			}
+			if leaf := c.leaf(); leaf != "" {
+				seen, known := k.leafEnds[leaf]
+				if !known {
+					seen = now
+				}
+				ends[leaf] = seen
+				if now.Sub(seen) < farewell {
+					k.late.ask()
+					continue
+				}
+			}
 			if err := k.cut(ctx, link{server: server, client: c.Client}); err != nil {
 				failed = append(failed, err)
 				continue
@@ -215,6 +239,7 @@ func (k *kicker) scan(ctx context.Context) error {
 			k.s.log.Info("connection of an ended key was cut", "user", c.User, "client", c.Client)
 		}
 		if len(page) < connzPage {
+			k.leafEnds = ends
 			return errors.Join(failed...)
 		}
 	}
@@ -228,12 +253,22 @@ type connection struct {
 	Tags   []string  `json:"tags"`
 }
 
-// ended reports whether the key of a runner's connection may not be connected any more.
-func (k *kicker) ended(c connection) bool {
+// leaf is the fingerprint of the leaf that a dialled runner's connection was let in with; empty for another connection.
+func (c connection) leaf() string {
 	for _, tag := range c.Tags {
 		if fingerprint, ok := strings.CutPrefix(tag, leafTag); ok {
-			return k.leafEnded(c, fingerprint)
+			return fingerprint
 		}
+	}
+	return ""
+}
+
+// ended reports whether the key of a runner's connection may not be connected any more.
+func (k *kicker) ended(c connection) bool {
+	if leaf := c.leaf(); leaf != "" {
+		return k.leafEnded(c, leaf)
+	}
+	for _, tag := range c.Tags {
 		public, ok := strings.CutPrefix(tag, keyTag)
 		if !ok {
 			continue

@@ -282,6 +282,45 @@ func TestTheEndOfALeafCutsItsConnection(t *testing.T) {
 	}
 }
 
+// A scan may come at any time, and between a revocation and the goodbye too: a runner that is not told would wait for ever for a link. So
+// whoever has the link has time for that, from when a scan first sees that the leaf has ended.
+func TestAScanLeavesTimeForAGoodbye(t *testing.T) {
+	e := newEnv(t)
+	e.serve(t)
+	ref := schemas.RunnerRef{Tenant: "acme", Runner: schemas.NewRunnerID()}
+	o, end := ends()
+	nc, err := e.linked(t, ref, e.links.token(t, e.ID(), ref, "leaf-1"), o)
+	must(t, err)
+	other := newTestCallout(t, e) // sees an end that the callout that serves does not
+	var leaves dialledRunners
+	leaves.token(t, e.ID(), ref, "leaf-1")
+	other.c.Link = leaves.config()
+	k := newKicker(other)
+	must(t, k.scan(t.Context()))
+	if k.late.due || len(k.leafEnds) != 0 {
+		t.Errorf("of a live leaf: %v, %v", k.late.due, k.leafEnds)
+	}
+	leaves.forget("leaf-1")
+	for range 2 {
+		must(t, k.scan(t.Context()))
+		if err := nc.Flush(); err != nil {
+			t.Fatalf("a runner that may be about to be told: %v", err)
+		}
+		if !k.late.due {
+			t.Error("no scan comes later")
+		}
+		k.leafEnds["leaf-1"] = time.Now().Add(time.Hour) // however long this test is held up
+	}
+	k.leafEnds["leaf-1"] = time.Now().Add(-farewell)
+	must(t, k.scan(t.Context()))
+	wait(t, "the end of the connection", end)
+	for len(k.leafEnds) > 0 && t.Context().Err() == nil { // what is kept ends with the connection, a little later than its client hears of it
+		if err := k.scan(t.Context()); err != nil {
+			t.Log(err)
+		}
+	}
+}
+
 // A runner has a new leaf each day: what is remembered of connections must not grow with them.
 func TestLeavesAreNotRemembered(t *testing.T) {
 	s := &callout{log: slog.New(slog.DiscardHandler), links: newLinks()}
