@@ -63,7 +63,7 @@ func (d *directory) take(row jetstream.Row[record]) (revoked []Key, tell []func(
 			return nil, nil
 		}
 		d.remove(row.Key)
-		delete(d.revisions, row.Key)
+		d.revisions[row.Key] = row.Revision // what is older, and still under way, must not bring it back
 		return nil, nil
 	}
 	if row.Revision <= d.revisions[row.Key] {
