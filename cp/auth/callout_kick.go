@@ -142,9 +142,16 @@ func (k *kicker) run(ctx context.Context) error {
 		case <-late.timer.C:
 			late.came()
 		}
-		if err := k.scan(ctx); err != nil && ctx.Err() == nil {
-			k.s.log.Warn("look for connections of ended keys", "error", err)
-		}
+		k.look(ctx)
+	}
+}
+
+// look scans. A scan that fails, as one that the server answered too late, is made again soon: the next regular one comes in half a
+// minute, and so long a revoked key might stay connected.
+func (k *kicker) look(ctx context.Context) {
+	if err := k.scan(ctx); err != nil && ctx.Err() == nil {
+		k.s.log.Warn("look for connections of ended keys", "error", err)
+		k.late.ask()
 	}
 }
 
