@@ -1,6 +1,7 @@
 package auth
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,7 +27,7 @@ const (
 	// calloutReplies is where servers wait for answers. A reply subject is foreign text: nothing is published elsewhere.
 	calloutReplies = "$SYS._INBOX."
 	xkeyHeader     = "Nats-Server-Xkey"
-	// answerWithin is the server's patience (authorization.timeout). An older request is dropped: its client has gone.
+	// answerWithin is the server's patience by default (authorization.timeout).
 	answerWithin = 1800 * time.Millisecond
 	// calloutBacklog is how many requests may wait for a worker.
 	calloutBacklog = 4096
@@ -37,7 +38,7 @@ const (
 // Subjects are what a user may publish and subscribe: allow-lists, neither may be empty.
 type Subjects struct{ Publish, Subscribe []string }
 
-// CalloutConfig is what ServeCallout needs. All fields but Link, Log and Ready are required.
+// CalloutConfig is what ServeCallout needs. All fields but Link, Patience, JailTime, Log and Ready are required.
 type CalloutConfig struct {
 	Conn *nats.Conn // in account AUTH
 	Sys  *nats.Conn // in account SYS, to cut the connections of a revoked key
@@ -51,6 +52,11 @@ type CalloutConfig struct {
 	Bound func(ref schemas.RunnerRef) (publicKey string, ok bool)
 	// Link lets dialled runners in. The zero value refuses them.
 	Link LinkConfig
+	// Patience is how long the servers wait for an answer (authorization.timeout). Zero means 1.8 s. An older request is dropped: its
+	// client has gone.
+	Patience time.Duration
+	// JailTime is how long a refused client may stay in JAIL, to be told why. Zero means 10 s; whole seconds count.
+	JailTime time.Duration
 	// Ready, if not nil, is called once when requests are being answered.
 	Ready func()
 	Log   *slog.Logger // nil: the log of Auth
@@ -70,6 +76,15 @@ func (c CalloutConfig) check() error {
 		}
 	}
 	return nil
+}
+
+// withDefaults is c with what may be left out.
+func (c CalloutConfig) withDefaults(log *slog.Logger) CalloutConfig {
+	c.Patience, c.JailTime = cmp.Or(c.Patience, answerWithin), cmp.Or(c.JailTime, jailTime)
+	if c.Log == nil {
+		c.Log = log
+	}
+	return c
 }
 
 // callout answers authorization requests of one replica.
@@ -101,9 +116,7 @@ func (a *Auth) ServeCallout(ctx context.Context, c CalloutConfig) error {
 	if err := c.check(); err != nil {
 		return err
 	}
-	if c.Log == nil {
-		c.Log = a.log
-	}
+	c = c.withDefaults(a.log)
 	boxes, err := newBoxes(c.XKey)
 	if err != nil {
 		return err
@@ -180,7 +193,7 @@ func (s *callout) work(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case r := <-s.requests:
-			if time.Since(r.at) < answerWithin {
+			if time.Since(r.at) < s.c.Patience {
 				s.answer(r.msg)
 			}
 			s.a.asking.Add(-1)

@@ -245,10 +245,7 @@ func TestTheJailIsNarrow(t *testing.T) {
 	_, token := e.tenant(t, "acme")
 	at := schemas.RunnerRef{Tenant: schemas.NoTenant, Runner: "edge-1"}
 	violations := make(chan error, 16)
-	ended := make(chan struct{})
-	nc, err := e.runner(t, at, nats.Token(token),
-		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { violations <- err }),
-		nats.ClosedHandler(func(*nats.Conn) { close(ended) }))
+	nc, err := e.runner(t, at, nats.Token(token), nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { violations <- err }))
 	must(t, err)
 	for _, subject := range []string{
 		"runbus.v1.acme.runner.edge-1.heartbeat", "runbus.v1.acme.runner.edge-2.hello", "runbus.v1.acme.runner.edge-1.inbox.x",
@@ -270,24 +267,47 @@ func TestTheJailIsNarrow(t *testing.T) {
 	listener := e.Conn(t, embedded.UserJail)
 	elsewhere, err := listener.SubscribeSync(schemas.AllHellos)
 	must(t, err)
-	must(t, listener.Flush())
+	must(t, listener.FlushTimeout(patience))
 	hello, err := bus.NewMsg(schemas.HelloSubject(at), &runbusv1.RunnerHello{RunnerId: "edge-1"})
 	must(t, err)
 	hello.Reply = "runbus.v1.acme.runner.other.hello"
 	must(t, nc.PublishMsg(hello))
 	ask(t, nc, at, &runbusv1.RunnerHello{RunnerId: "edge-1"}, schemas.ServiceToken{})
-	for range 2 { // the two hellos and no answer in between
+	must(t, listener.FlushTimeout(patience)) // an answer to the first would have been sent before that to the second
+	for range 2 {                            // the two hellos, and no answer
 		msg, err := elsewhere.NextMsg(patience)
 		must(t, err)
 		if bus.TypeOf(msg) != "RunnerHello" {
 			t.Errorf("an answer went to %s", msg.Subject)
 		}
 	}
-	wait(t, "the end of the time in JAIL", ended)
+	if n, _, err := elsewhere.Pending(); err != nil || n != 0 {
+		t.Errorf("%d more messages came (%v)", n, err)
+	}
+}
+
+// Who is in JAIL is put out when the time there is over, ten seconds unless it is set.
+func TestTheTimeInJailEnds(t *testing.T) {
+	for stay := 2 * time.Second; ; stay *= 3 { // that it may take to connect
+		e := newEnv(t)
+		e.serve(t, func(c *CalloutConfig) { c.JailTime = stay })
+		_, token := e.tenant(t, "acme")
+		o, ended := ends()
+		_, err := e.runner(t, schemas.RunnerRef{Tenant: schemas.NoTenant, Runner: "edge-1"}, nats.Token(token), o)
+		if err == nil {
+			wait(t, "the end of the time in JAIL", ended)
+			break
+		}
+		if stay > patience {
+			t.Fatal(err)
+		}
+	}
+	c := CalloutConfig{}.withDefaults(nil)
 	before := time.Now()
-	claims, err := jail(schemas.ConnectName("edge-1", "n1"), schemas.ErrPersonCannotEnrol()).claims("U")
+	claims, err := jail(schemas.ConnectName("edge-1", "n1"), schemas.ErrPersonCannotEnrol(), c.JailTime).claims("U")
 	must(t, err)
-	if end := claims.Expires; end < before.Add(jailTime).Unix() || end > time.Now().Add(jailTime).Unix() {
+	const stay = 10 * time.Second
+	if end := claims.Expires; end < before.Add(stay).Unix() || end > time.Now().Add(stay).Unix() {
 		t.Errorf("the time in JAIL that began between %v and now is over at %v", before, time.Unix(end, 0))
 	}
 }
@@ -341,10 +361,10 @@ func reachesItsOwnOnly(t *testing.T, e *env, ref schemas.RunnerRef, own string, 
 	server := e.Conn(t, embedded.UserServe)
 	serve, err := server.SubscribeSync(schemas.AllHellos)
 	must(t, err)
-	must(t, server.Flush())
+	must(t, server.FlushTimeout(patience))
 	sub, err := nc.SubscribeSync(schemas.WorkSubject(ref, "s1"))
 	must(t, err)
-	must(t, nc.Flush())
+	must(t, nc.FlushTimeout(patience))
 	must(t, e.Conn(t, embedded.UserDispatch).Publish(schemas.WorkSubject(ref, "s1"), []byte("work")))
 	if msg, err := sub.NextMsg(patience); err != nil || string(msg.Data) != "work" {
 		t.Errorf("work: %v", err)
@@ -375,7 +395,7 @@ func TestAStaleViewLetsNoNewRunnerIn(t *testing.T) {
 	if _, err := e.runner(t, ref, proof(key, secret)); !errors.Is(err, nats.ErrAuthorization) {
 		t.Errorf("a runner was let in: %v", err)
 	}
-	if err := live.Flush(); err != nil {
+	if err := live.FlushTimeout(patience); err != nil {
 		t.Errorf("the runner that was in: %v", err)
 	}
 	if _, err := e.dial(t, seedProof(t, e.Keys.OpsSeed())); err != nil {

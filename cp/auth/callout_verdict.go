@@ -11,7 +11,7 @@ import (
 )
 
 const (
-	// jailTime is how long a client may stay in JAIL.
+	// jailTime is how long a client may stay in JAIL by default.
 	jailTime = 10 * time.Second
 	// jailNobody is the runner id in the permissions of a jailed client that gave no valid one: no permission is ever
 	// built from an id that doesn't follow the grammar.
@@ -129,7 +129,7 @@ func (s *callout) decideToken(req *jwt.AuthorizationRequestClaims) verdict {
 		if err != nil {
 			return refusal("the session token is not valid")
 		}
-		v := jail(o.Name, schemas.ErrPersonCannotEnrol())
+		v := jail(o.Name, schemas.ErrPersonCannotEnrol(), s.c.JailTime)
 		v.tenant, v.actor = p.Tenant, p.Actor()
 		return v
 	}
@@ -140,7 +140,7 @@ func (s *callout) decideToken(req *jwt.AuthorizationRequestClaims) verdict {
 func (s *callout) decideRunner(public, connectName string) verdict {
 	key, err := s.a.KeyByPublic(public)
 	jailed := func(why *schemas.Error) verdict {
-		v := jail(connectName, why)
+		v := jail(connectName, why, s.c.JailTime)
 		v.tenant, v.key, v.actor = key.Tenant, public, "key:"+key.ID
 		return v
 	}
@@ -198,8 +198,8 @@ func (s *callout) heldByOther(ref schemas.RunnerRef, public string) bool {
 	return err == nil
 }
 
-// jail places a client where it can only ask once more, as the runner it says it is, and be told why.
-func jail(connectName string, why *schemas.Error) verdict {
+// jail places a client, for a while, where it can only ask once more, as the runner it says it is, and be told why.
+func jail(connectName string, why *schemas.Error, stay time.Duration) verdict {
 	id, _, err := schemas.ParseConnectName(connectName)
 	if err != nil {
 		id = jailNobody
@@ -207,6 +207,6 @@ func jail(connectName string, why *schemas.Error) verdict {
 	publish, subscribe := schemas.RefusedPermissions(id)
 	return verdict{
 		place: placeJail, name: "refused:" + id, subjects: Subjects{Publish: publish, Subscribe: subscribe},
-		expires: time.Now().Add(jailTime), maxSubs: 8, reason: why, runner: id, // the server's clock: not the injected one
+		expires: time.Now().Add(stay), maxSubs: 8, reason: why, runner: id, // the server's clock: not the injected one
 	}
 }

@@ -88,8 +88,9 @@ func (e *env) newAuth(t *testing.T) *Auth {
 	return a
 }
 
-// serve serves the real callout until the test ends.
-func (e *env) serve(t *testing.T) {
+// serve serves the real callout until the test ends. It has the patience of the test's server, and who is refused stays in JAIL for long
+// enough to ask, whatever holds the test up.
+func (e *env) serve(t *testing.T, change ...func(*CalloutConfig)) {
 	t.Helper()
 	ops, opsSub := embedded.OpsPermissions()
 	sys, sysSub := embedded.OpsSysPermissions()
@@ -99,6 +100,10 @@ func (e *env) serve(t *testing.T) {
 		Issuer: e.Keys.Issuer(), XKey: e.Keys.XKey(), OpsPublic: e.Keys.OpsPublic(), OpsSysPublic: e.Keys.OpsSysPublic(),
 		Ops: Subjects{Publish: ops, Subscribe: opsSub}, OpsSys: Subjects{Publish: sys, Subscribe: sysSub},
 		Bound: e.boundTo, Link: e.links.config(), Ready: func() { close(ready) },
+		Patience: patience, JailTime: time.Hour,
+	}
+	for _, fn := range change {
+		fn(&c)
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)

@@ -246,7 +246,7 @@ func FuzzJail(f *testing.F) {
 	f.Add("*")
 	f.Add("")
 	f.Fuzz(func(t *testing.T, name string) {
-		v := jail(name, schemas.ErrPersonCannotEnrol())
+		v := jail(name, schemas.ErrPersonCannotEnrol(), jailTime)
 		for _, subject := range append(v.subjects.Publish, v.subjects.Subscribe...) {
 			part := strings.Split(strings.Replace(subject, "runbus.v1.*.runner.", "", 1), ".")
 			end := part[1:]
