@@ -71,7 +71,14 @@ func (b *bar) progress(p progressLine) {
 }
 
 func (b *bar) stop() {
+	const again = 5 * time.Millisecond
 	b.tracker.MarkAsDone()
-	b.writer.Stop()
-	<-b.done
+	for {
+		b.writer.Stop() // which does nothing before Render has begun
+		select {
+		case <-b.done:
+			return
+		case <-time.After(again):
+		}
+	}
 }
