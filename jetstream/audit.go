@@ -35,10 +35,11 @@ const auditReadTimeout = 4 * askTimeout
 
 // ReadAuditAt reads the message at sequence seq from the leader; ErrNotFound if there is none.
 func (s *Store) ReadAuditAt(ctx context.Context, seq uint64) ([]byte, error) {
-	ask, cancel := context.WithTimeout(ctx, auditReadTimeout)
-	defer cancel()
-	m, err := s.stream(auditStream).GetMsg(ask, seq)
-	if err != nil {
+	var m *natsjs.RawStreamMsg
+	if err := ask(ctx, auditReadTimeout, func(ctx context.Context) (err error) {
+		m, err = s.stream(auditStream).GetMsg(ctx, seq)
+		return err
+	}); err != nil {
 		return nil, readError(fmt.Sprintf("read audit message %d", seq), err)
 	}
 	return m.Data, nil
@@ -56,9 +57,11 @@ func (s *Store) LastAudit(ctx context.Context) (seq uint64, body []byte, err err
 }
 
 func (s *Store) lastAuditSeq(ctx context.Context) (uint64, error) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	st, err := s.js.Stream(ask, auditStream)
+	var st natsjs.Stream
+	err := ask(ctx, askTimeout, func(ctx context.Context) (err error) {
+		st, err = s.js.Stream(ctx, auditStream)
+		return err
+	})
 	if errors.Is(err, natsjs.ErrStreamNotFound) {
 		return 0, fmt.Errorf("%w: %s", ErrMissing, auditStream)
 	}

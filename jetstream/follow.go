@@ -12,6 +12,8 @@ import (
 
 	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
 // follower keeps somebody informed about one bucket: a scan of the leader, then a watch from there, until something about
@@ -160,9 +162,7 @@ func (f *follower) scan(ctx context.Context) (scanned, error) {
 	if f.s.defs[name].security {
 		return scanned{}, fmt.Errorf("%w: %s", ErrMissing, name)
 	}
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	if err := f.s.ensureAgain(ask, name); err != nil {
+	if err := ask(ctx, askTimeout, func(ctx context.Context) error { return f.s.ensureAgain(ctx, name) }); err != nil {
 		return scanned{}, err
 	}
 	return f.s.scan(ctx, f.bucket)
@@ -256,24 +256,26 @@ type watch struct {
 
 // watch delivers everything from sequence from on.
 func (f *follower) watch(ctx context.Context, from uint64) (*watch, error) {
-	w := &watch{s: f.s, stream: f.bucket.stream(), messages: make(chan *nats.Msg, watchBuffer)}
+	w := &watch{
+		s: f.s, stream: f.bucket.stream(), messages: make(chan *nats.Msg, watchBuffer),
+		name: schemas.NewID(), // given here, so that asking twice makes one
+	}
 	inbox := f.s.nc.NewInbox()
 	sub, err := f.s.nc.ChanSubscribe(inbox, w.messages)
 	if err != nil {
 		return nil, fmt.Errorf("watch %s: %w", f.bucket, err)
 	}
 	w.sub = sub
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	consumer, err := f.s.js.CreatePushConsumer(ask, w.stream, natsjs.ConsumerConfig{
-		DeliverSubject: inbox, DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: from,
-		AckPolicy: natsjs.AckNonePolicy, MaxDeliver: 1, FlowControl: true, IdleHeartbeat: watchHeartbeat,
-		InactiveThreshold: 30 * time.Second, MemoryStorage: true, Replicas: 1,
-	})
-	if err != nil {
+	if err := ask(ctx, askTimeout, func(ctx context.Context) error {
+		_, err := f.s.js.CreatePushConsumer(ctx, w.stream, natsjs.ConsumerConfig{
+			Name: w.name, DeliverSubject: inbox, DeliverPolicy: natsjs.DeliverByStartSequencePolicy, OptStartSeq: from,
+			AckPolicy: natsjs.AckNonePolicy, MaxDeliver: 1, FlowControl: true, IdleHeartbeat: watchHeartbeat,
+			InactiveThreshold: 30 * time.Second, MemoryStorage: true, Replicas: 1,
+		})
+		return err
+	}); err != nil {
 		return nil, errors.Join(readError("watch "+string(f.bucket), err), sub.Unsubscribe())
 	}
-	w.name = consumer.CachedInfo().Name
 	return w, nil
 }
 

@@ -50,6 +50,8 @@ func (s *Store) OpenMirrors(ctx context.Context, mirror *nats.Conn) error {
 // mirror makes the consumer and the mirror of one stream as they must be, in this order: a mirror that doesn't find its
 // consumer waits for half a minute.
 func (s *Store) mirror(ctx context.Context, ops natsjs.JetStream, name string) error {
+	s.mirrors.Lock()
+	defer s.mirrors.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, 4*askTimeout)
 	defer cancel()
 	// The mirror is read before its source: it can't be ahead then, unless it is wrong.

@@ -63,6 +63,23 @@ func (o *Options) defaults() error {
 // askTimeout bounds one request to the server: longer than any answer of a leader, shorter than what a caller waits.
 const askTimeout = 2 * time.Second
 
+// askTries is how often a request that changes nothing, or nothing more the second time, is made. A process, or its whole machine, may
+// stand still for some seconds: then the time of a request is over before its answer is looked at.
+const askTries = 2
+
+// ask makes a request within that time, and again if that is over and ctx has more. The error is of the last try.
+func ask(ctx context.Context, within time.Duration, request func(context.Context) error) error {
+	for try := 1; ; try++ {
+		one, cancel := context.WithTimeout(ctx, within)
+		err := request(one)
+		late := one.Err() != nil
+		cancel()
+		if err == nil || !late || ctx.Err() != nil || try == askTries {
+			return err
+		}
+	}
+}
+
 // openTimeout bounds what Open asks about one stream: to make it takes several writes to a disk that may be busy.
 const openTimeout = 15 * time.Second
 
@@ -77,6 +94,8 @@ type Store struct {
 	cancel context.CancelFunc
 	tasks  sync.WaitGroup
 	look   chan struct{} // asks the keeper to look now
+
+	mirrors sync.Mutex // held while one is looked at: who sees a wrong one at once with another would delete what that has just made
 
 	mu      sync.Mutex
 	closed  bool
@@ -101,10 +120,12 @@ func Open(ctx context.Context, sec *nats.Conn, o Options) (*Store, error) {
 		look: make(chan struct{}, 1),
 	}
 	for _, d := range definitions(o) {
-		ask, cancel := context.WithTimeout(ctx, openTimeout)
-		st, created, err := ensure(ask, js, d, !d.security || o.Fresh || d.since > o.Format)
-		cancel()
-		if err != nil {
+		var st natsjs.Stream
+		var created bool
+		if err := ask(ctx, openTimeout, func(ctx context.Context) (err error) {
+			st, created, err = ensure(ctx, js, d, !d.security || o.Fresh || d.since > o.Format)
+			return err
+		}); err != nil {
 			return nil, err
 		}
 		if created {
@@ -130,9 +151,10 @@ func (s *Store) Close() {
 // Check returns nil if every stream is there and its leader answers; else ErrMissing or ErrUnavailable.
 func (s *Store) Check(ctx context.Context) error {
 	for name, d := range s.defs {
-		ask, cancel := context.WithTimeout(ctx, askTimeout)
-		_, err := s.js.Stream(ask, name)
-		cancel()
+		err := ask(ctx, askTimeout, func(ctx context.Context) error {
+			_, err := s.js.Stream(ctx, name)
+			return err
+		})
 		if errors.Is(err, natsjs.ErrStreamNotFound) && d.security {
 			return fmt.Errorf("%w: %s", ErrMissing, name)
 		}
@@ -190,14 +212,13 @@ func (s *Store) lookNow() {
 // inspect makes what holds no security decision again when it is missing, reports missing security streams, and repairs the mirrors.
 func (s *Store) inspect(ctx context.Context) {
 	for name, d := range s.defs {
-		ask, cancel := context.WithTimeout(ctx, askTimeout)
-		var err error
-		if d.security {
-			_, _, err = ensure(ask, s.js, d, false)
-		} else {
-			err = s.ensureAgain(ask, name)
-		}
-		cancel()
+		err := ask(ctx, askTimeout, func(ctx context.Context) error {
+			if d.security {
+				_, _, err := ensure(ctx, s.js, d, false)
+				return err
+			}
+			return s.ensureAgain(ctx, name)
+		})
 		switch {
 		case err == nil || ctx.Err() != nil:
 		case errors.Is(err, ErrUnavailable):

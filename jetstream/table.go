@@ -223,10 +223,11 @@ func (s *Store) putKey(ctx context.Context, b Bucket, key string, h nats.Header,
 
 // last reads what stands under key from the leader, a marker too.
 func (s *Store) last(ctx context.Context, b Bucket, key string) (entry, error) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	m, err := s.stream(b.stream()).GetLastMsgForSubject(ask, b.prefix()+key)
-	if err != nil {
+	var m *natsjs.RawStreamMsg
+	if err := ask(ctx, askTimeout, func(ctx context.Context) (err error) {
+		m, err = s.stream(b.stream()).GetLastMsgForSubject(ctx, b.prefix()+key)
+		return err
+	}); err != nil {
 		return entry{}, readError(fmt.Sprintf("read %s from %s", key, b), err)
 	}
 	return b.entry(m.Subject, m.Header, m.Data, m.Sequence), nil
@@ -251,16 +252,17 @@ func (s *Store) scan(ctx context.Context, b Bucket) (scanned, error) {
 
 // scanSome asks the leader which keys a bucket has, and reads those that are wanted.
 func (s *Store) scanSome(ctx context.Context, b Bucket, wanted func(key string) bool) (scanned, error) {
-	found := scanned{at: time.Now()}
+	found := scanned{}
 	what := "scan " + string(b)
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	st, err := s.js.Stream(ask, b.stream())
-	if err != nil {
-		return scanned{}, readError(what, err)
-	}
-	info, err := st.Info(ask, natsjs.WithSubjectFilter(b.prefix()+">"))
-	if err != nil {
+	var info *natsjs.StreamInfo
+	if err := ask(ctx, askTimeout, func(ctx context.Context) error {
+		found.at = time.Now()
+		st, err := s.js.Stream(ctx, b.stream())
+		if err == nil {
+			info, err = st.Info(ctx, natsjs.WithSubjectFilter(b.prefix()+">"))
+		}
+		return err
+	}); err != nil {
 		return scanned{}, readError(what, err)
 	}
 	found.created, found.last = info.Created, info.State.LastSeq

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	natsjs "github.com/nats-io/nats.go/jetstream"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
 const (
@@ -42,12 +44,14 @@ func traceSubject(tenant string, kind TraceKind, replica string) string {
 	return tracePrefix + tenant + "." + string(kind) + "." + replica
 }
 
-// AppendTrace stores one message of a tenant's timelines, written by a replica. What the server doesn't acknowledge in time
+// AppendTrace stores one message of a tenant's timelines, written by a replica, once. What the server doesn't acknowledge in time
 // may be stored or not: ErrUnavailable.
 func (s *Store) AppendTrace(ctx context.Context, tenant string, kind TraceKind, replica string, body []byte) error {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	if _, err := s.js.Publish(ask, traceSubject(tenant, kind, replica), body); err != nil {
+	id := natsjs.WithMsgID(schemas.NewID()) // by which the server knows the second try of what it has
+	if err := ask(ctx, askTimeout, func(ctx context.Context) error {
+		_, err := s.js.Publish(ctx, traceSubject(tenant, kind, replica), body, id)
+		return err
+	}); err != nil {
 		return fmt.Errorf("%w: append to the trace stream: %w", ErrUnavailable, err)
 	}
 	return nil
@@ -56,10 +60,11 @@ func (s *Store) AppendTrace(ctx context.Context, tenant string, kind TraceKind, 
 // NextTrace is the first message of this tenant and kind at or behind sequence from, of any replica, read from the leader;
 // ErrNotFound if there is none.
 func (s *Store) NextTrace(ctx context.Context, tenant string, kind TraceKind, from uint64) (TraceMessage, error) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	m, err := s.stream(traceStream).GetMsg(ask, max(from, 1), natsjs.WithGetMsgSubject(traceSubject(tenant, kind, "*")))
-	if err != nil {
+	var m *natsjs.RawStreamMsg
+	if err := ask(ctx, askTimeout, func(ctx context.Context) (err error) {
+		m, err = s.stream(traceStream).GetMsg(ctx, max(from, 1), natsjs.WithGetMsgSubject(traceSubject(tenant, kind, "*")))
+		return err
+	}); err != nil {
 		return TraceMessage{}, readError("read the trace stream", err)
 	}
 	return TraceMessage{Seq: m.Sequence, At: m.Time, Body: m.Data}, nil
@@ -67,10 +72,11 @@ func (s *Store) NextTrace(ctx context.Context, tenant string, kind TraceKind, fr
 
 // TraceBounds are the first and the last sequence of the trace stream; last is 0 when nothing was ever stored.
 func (s *Store) TraceBounds(ctx context.Context) (first, last uint64, err error) {
-	ask, cancel := context.WithTimeout(ctx, askTimeout)
-	defer cancel()
-	st, err := s.js.Stream(ask, traceStream)
-	if err != nil {
+	var st natsjs.Stream
+	if err := ask(ctx, askTimeout, func(ctx context.Context) (err error) {
+		st, err = s.js.Stream(ctx, traceStream)
+		return err
+	}); err != nil {
 		return 0, 0, readError("ask for the end of the trace stream", err)
 	}
 	state := st.CachedInfo().State
@@ -78,25 +84,33 @@ func (s *Store) TraceBounds(ctx context.Context) (first, last uint64, err error)
 }
 
 // RunningTraces are the last messages of TraceRunning of a tenant, one for each replica that ever wrote one within the day.
-func (s *Store) RunningTraces(ctx context.Context, tenant string) ([]TraceMessage, error) {
-	ask, cancel := context.WithTimeout(ctx, 2*askTimeout)
-	defer cancel()
-	st, err := s.js.Stream(ask, traceStream)
-	if err != nil {
+func (s *Store) RunningTraces(ctx context.Context, tenant string) (all []TraceMessage, err error) {
+	if err := ask(ctx, 2*askTimeout, func(ctx context.Context) (err error) {
+		all, err = s.runningTraces(ctx, tenant)
+		return err
+	}); err != nil {
 		return nil, readError("read the trace stream", err)
 	}
-	info, err := st.Info(ask, natsjs.WithSubjectFilter(traceSubject(tenant, TraceRunning, "*")))
+	return all, nil
+}
+
+func (s *Store) runningTraces(ctx context.Context, tenant string) ([]TraceMessage, error) {
+	st, err := s.js.Stream(ctx, traceStream)
 	if err != nil {
-		return nil, readError("read the trace stream", err)
+		return nil, err
+	}
+	info, err := st.Info(ctx, natsjs.WithSubjectFilter(traceSubject(tenant, TraceRunning, "*")))
+	if err != nil {
+		return nil, err
 	}
 	var all []TraceMessage
 	for subject := range info.State.Subjects {
-		m, err := s.stream(traceStream).GetLastMsgForSubject(ask, subject)
+		m, err := s.stream(traceStream).GetLastMsgForSubject(ctx, subject)
 		if errors.Is(err, natsjs.ErrMsgNotFound) {
 			continue // it has expired in between
 		}
 		if err != nil {
-			return nil, readError("read the trace stream", err)
+			return nil, err
 		}
 		all = append(all, TraceMessage{Seq: m.Sequence, At: m.Time, Body: m.Data})
 	}
