@@ -38,7 +38,7 @@ func open(t testing.TB, b *bustest.Bus, change func(*Options)) *Store {
 
 func openOn(t testing.TB, b *bustest.Bus, nc *nats.Conn, change func(*Options)) *Store {
 	t.Helper()
-	o := Options{Fresh: true, Log: b.Log}
+	o := Options{Fresh: true, Log: b.Log, HeartbeatTTL: time.Hour} // no key expires but where a test is about that
 	if change != nil {
 		change(&o)
 	}

@@ -110,7 +110,7 @@ func TestTraces(t *testing.T) {
 func TestTraceStreamIsMadeAgain(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
-	s := open(t, b, nil)
+	s := open(t, b, func(o *Options) { o.RescanEvery = time.Hour }) // it is the test that looks
 	if err := s.js.DeleteStream(ctx, traceStream); err != nil {
 		t.Fatal(err)
 	}

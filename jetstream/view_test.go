@@ -184,15 +184,20 @@ func TestViewSeesExpiry(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	rev, err := table.Create(ctx, "t.r", value{"alive", 1})
-	if err != nil {
-		t.Fatal(err)
+	var rev uint64
+	for refreshed := false; !refreshed; {
+		if rev, err = table.Create(ctx, "t.r", value{"alive", 1}); err != nil {
+			t.Fatal(err)
+		}
+		// A refresh keeps the expiry: the key goes all the same, after it.
+		next, err := table.Update(ctx, "t.r", value{"alive", 2}, rev)
+		if refreshed = err == nil; refreshed {
+			rev = next
+		} else if !errors.Is(err, ErrLost) { // it may have expired before, on a machine that stood still
+			t.Fatal(err)
+		}
+		seen.await("the expiry", func(r Row[value]) bool { return r.Key == "t.r" && r.Deleted })
 	}
-	// A refresh keeps the expiry: the key goes all the same, after it.
-	if rev, err = table.Update(ctx, "t.r", value{"alive", 2}, rev); err != nil {
-		t.Fatal(err)
-	}
-	seen.await("the expiry", func(r Row[value]) bool { return r.Key == "t.r" && r.Deleted })
 	if _, ok := view.Get("t.r"); ok {
 		t.Fatal("the view has an expired row")
 	}
@@ -453,15 +458,21 @@ func TestViewAnswersFlowControl(t *testing.T) {
 		t.Fatal(err)
 	}
 	large := strings.Repeat("x", 500<<10)
-	rev, err := table.Create(ctx, "k", value{large, 0})
-	for n := 1; n <= 100 && err == nil; n++ {
-		rev, err = table.Update(ctx, "k", value{large, n}, rev)
+	for _, key := range []string{"a", "b", "c", "d"} { // a watch may also be made again because the machine stood still, but not each time
+		rev, err := table.Create(ctx, key, value{large, 0})
+		for n := 1; n <= 100 && err == nil; n++ {
+			rev, err = table.Update(ctx, key, value{large, n}, rev)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		seen.await("the last large value", func(r Row[value]) bool { return r.Key == key && r.Value.N == 100 })
+		if len(again.ch) == 0 {
+			return
+		}
+		for len(again.ch) > 0 {
+			<-again.ch
+		}
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	seen.await("the last large value", func(r Row[value]) bool { return r.Value.N == 100 })
-	if len(again.ch) > 0 {
-		t.Fatal("the watch had to be made again")
-	}
+	t.Fatal("the watch had to be made again")
 }
