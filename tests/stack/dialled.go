@@ -106,23 +106,33 @@ const (
 	lastFreePort  = 32_000
 )
 
-// given are the ports that FreeAddress has given to tests of this process, which may not listen there yet.
-var given sync.Map
+// claimed are the UDP sockets that keep the ports of FreeAddress from other tests, also from those of other processes, for as long as
+// this process lives: a runner may not listen there yet, or be away for a while. Ports of UDP are apart from those of TCP.
+var claimed struct {
+	mu   sync.Mutex
+	held []net.PacketConn
+}
 
-// FreeAddress is an address on which nobody listens, with the host of listen, whose port is 0. No other test of this process gets it.
+// FreeAddress is an address on which nobody listens, with the host of listen, whose port is 0. No other test on this machine gets it.
 func FreeAddress(t testing.TB, listen string) string {
 	t.Helper()
 	host, _, err := net.SplitHostPort(listen)
 	for tries := 0; err == nil && tries < 100; tries++ {
 		port := firstFreePort + rand.IntN(lastFreePort-firstFreePort) //nolint:gosec // no secret
-		l, taken := new(net.ListenConfig).Listen(t.Context(), "tcp", net.JoinHostPort(host, strconv.Itoa(port)))
+		address := net.JoinHostPort(host, strconv.Itoa(port))
+		claim, taken := new(net.ListenConfig).ListenPacket(t.Context(), "udp", address)
 		if taken != nil {
 			continue
 		}
-		_ = l.Close()
-		if _, before := given.LoadOrStore(port, true); before {
+		l, taken := new(net.ListenConfig).Listen(t.Context(), "tcp", address)
+		if taken != nil {
+			_ = claim.Close()
 			continue
 		}
+		_ = l.Close()
+		claimed.mu.Lock()
+		claimed.held = append(claimed.held, claim)
+		claimed.mu.Unlock()
 		return l.Addr().String()
 	}
 	t.Fatalf("no address of %s is free: %v", listen, err)
