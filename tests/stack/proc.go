@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"sync"
+	"testing"
 	"time"
 )
 
@@ -80,6 +81,37 @@ func childrenOf(pid int) (children []int) {
 		}
 	}
 	return children
+}
+
+// awaitStopped waits until every thread has stopped: until one of them has taken the signal the others go on, on a busy machine for long.
+func (p *Process) awaitStopped(t testing.TB) {
+	t.Helper()
+	for give := time.Now().Add(Patience); !stopped(p.PID); <-time.After(time.Millisecond) {
+		select {
+		case <-p.exited:
+			t.Fatalf("%s has ended and can't be stopped", p.Name)
+		default:
+		}
+		if time.Now().After(give) {
+			t.Fatalf("%s does not stop", p.Name)
+		}
+	}
+}
+
+// stopped reports whether all threads of a process have stopped by a signal.
+func stopped(pid int) bool {
+	files, err := filepath.Glob("/proc/" + strconv.Itoa(pid) + "/task/*/stat")
+	if err != nil || len(files) == 0 {
+		return true // it has ended, or this is not Linux
+	}
+	for _, file := range files {
+		b, err := os.ReadFile(file)
+		_, state, found := bytes.Cut(b[bytes.LastIndexByte(b, ')')+1:], []byte(" ")) // behind the name, which may be anything
+		if err != nil || !found || !bytes.HasPrefix(state, []byte("T")) {
+			return false
+		}
+	}
+	return true
 }
 
 // Look takes down what the kernel shows of the process and of all below it. Call it when a process that says nothing is past its start.

@@ -147,7 +147,7 @@ func foldersOf(here string, env map[string]string, args []string) []string {
 	return folders
 }
 
-// Signal sends one.
+// Signal sends one. After SIGSTOP it returns when the process stands still.
 func (p *Process) Signal(t testing.TB, s syscall.Signal) {
 	t.Helper()
 	if s != syscall.SIGSTOP && s != syscall.SIGCONT { // which end nothing, and whose time may count
@@ -155,6 +155,9 @@ func (p *Process) Signal(t testing.TB, s syscall.Signal) {
 	}
 	if err := p.cmd.Process.Signal(s); err != nil {
 		t.Fatalf("signal %v to %s: %v", s, p.Name, err)
+	}
+	if s == syscall.SIGSTOP {
+		p.awaitStopped(t)
 	}
 }
 
