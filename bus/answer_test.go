@@ -131,10 +131,11 @@ func TestRequestAndAnswer(t *testing.T) {
 		t.Fatal(err)
 	}
 	answers := make(chan error)
+	all := within(t)
 	for i := range 50 {
 		go func() {
 			id := strings.Repeat("a", i+1)
-			got, err := ask(t.Context(), id)
+			got, err := ask(all, id)
 			if err == nil && got.GetRunnerId() != id {
 				err = errors.New("the answer to another request: " + got.GetRunnerId())
 			}

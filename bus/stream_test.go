@@ -411,7 +411,7 @@ func TestKeepalive(t *testing.T) {
 
 // A closed dispatch is acknowledged all the same: its runner lets go of the result, and of what it resumes.
 func TestClosedDispatchIsAcknowledged(t *testing.T) {
-	p := newPair(t, bus.ProbeAfter(time.Hour)) // late frames are counted, once
+	p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour)) // late frames are counted, once, and it is Close that acknowledges
 	s, r := p.open("d1", 0)
 	send(t, s, &runbusv1.RunnerWorkAccepted{})
 	next[*runbusv1.RunnerWorkAccepted](t, r)

@@ -265,7 +265,8 @@ func TestFramesTogetherAreChecked(t *testing.T) {
 
 // A stream that is closed before its result is acknowledged says so, once.
 func TestDeliverEndsOnce(t *testing.T) {
-	p := newPair(t)
+	const never = time.Hour // a tick would acknowledge the result that was looked at
+	p := newPair(t, bus.OrphanAfter(never), bus.KeepaliveEvery(never), bus.ResumeEvery(never), bus.ProbeAfter(never), bus.ResendEvery(never))
 	s, r := p.open("d1", 0)
 	ended := make(chan error, 2)
 	s.Deliver(&runbusv1.RunnerWorkResult{}, func(err error) { ended <- err })
@@ -281,6 +282,7 @@ func TestDeliverEndsOnce(t *testing.T) {
 	s, r = p.open("d2", 0)
 	s.Deliver(&runbusv1.RunnerWorkResult{}, func(err error) { ended <- err })
 	r.Done(next[*runbusv1.RunnerWorkResult](t, r))
+	r.Close()
 	if err := <-ended; err != nil {
 		t.Fatal(err)
 	}
