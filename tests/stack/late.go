@@ -14,12 +14,17 @@ const mostLate = 8
 
 var lates atomic.Int32
 
-// Late reports whether a refusal says that the runner did not accept a fetch within the two seconds that it has for that, and that it
-// never started: on a machine that stands still for as long that is nobody's fault.
-func Late(refusal string) bool { return strings.Contains(refusal, "is offline: no answer") }
+// Late reports whether a refusal says that the control plane did not hear within the two seconds that a runner has for that that it accepted
+// a fetch, and that it never started, or was stopped at once: on a machine that stands still for as long that is nobody's fault.
+func Late(refusal string) bool {
+	return strings.Contains(refusal, "is offline: no answer") || strings.Contains(refusal, stoppedLate)
+}
 
-// excuse returns nil when the fetch of this dispatch, which ended Late, may be asked for again: its assignment came to the runner, whose log
-// says so, within patience, and not too many were late. An assignment that was lost has no excuse.
+// stoppedLate is what the control plane says of a work whose acceptance came too late.
+const stoppedLate = "accepted the work too late, and was stopped"
+
+// excuse returns nil when the fetch of this dispatch, which ended Late, may be asked for again: its assignment came to the runner, as a log
+// says within patience, and not too many were late. An assignment that was lost has no excuse.
 func excuse(id string, patience time.Duration) error {
 	if n := lates.Add(1); n > mostLate {
 		return fmt.Errorf("%d fetches were not accepted in time, of which dispatch %s is the last", n, id)
@@ -32,7 +37,8 @@ func excuse(id string, patience time.Duration) error {
 	return nil
 }
 
-// cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch.
+// cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch, or that the runner had
+// accepted it.
 func cameLate(id string) bool {
 	if id == "" {
 		return false
@@ -42,7 +48,8 @@ func cameLate(id string) bool {
 	alive.mu.Unlock()
 	return slices.ContainsFunc(all, func(p *Process) bool {
 		return p.Stderr.contains(func(line string) bool {
-			return strings.Contains(line, id) && strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
+			dropped := strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
+			return strings.Contains(line, id) && (dropped || strings.Contains(line, stoppedLate))
 		})
 	})
 }

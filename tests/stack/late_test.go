@@ -30,8 +30,13 @@ func TestExcuse(t *testing.T) {
 			t.Errorf("%q is excused, of which no assignment came", id)
 		}
 	}
+	const accepted = "01ARZ3NDEKTSV4RRFFQ69G5FAW"
+	logs(t, "level=INFO msg=\"fetch ended\" dispatch="+accepted+" error=\"runner \\\"a\\\" is offline: it accepted the work too late, and was stopped\"\n")
+	if err := excuse(accepted, 0); err != nil {
+		t.Error(err)
+	}
 	logs(t, "level=WARN msg=\"an assignment came too late and was dropped unrun\" dispatch="+lateID+"\n")
-	for range mostLate - 2 {
+	for range mostLate - 3 {
 		if err := excuse(lateID, 0); err != nil {
 			t.Fatal(err)
 		}
@@ -45,7 +50,13 @@ func TestExcuse(t *testing.T) {
 func TestLateIsAskedForAgainOnce(t *testing.T) {
 	t.Cleanup(func() { lates.Store(0) })
 	logs(t, "{\"msg\":\"an assignment that is known already was dropped\",\"dispatch\":\""+lateID+"\"}\n")
-	const refusal = "{\"detail\":\"runner \\\"edge-1\\\" is offline: no answer\"}"
+	for _, why := range []string{"no answer", "it accepted the work too late, and was stopped"} {
+		askedForAgainOnce(t, "{\"detail\":\"runner \\\"edge-1\\\" is offline: "+why+"\"}")
+	}
+}
+
+func askedForAgainOnce(t *testing.T, refusal string) {
+	t.Helper()
 	asked := 0
 	s := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		asked++
