@@ -35,6 +35,7 @@ import (
 type waits struct {
 	connect     time.Duration // one attempt of a link, until the server has let the runner in
 	credentials time.Duration // that follow an assignment (DESIGN, "Dispatch")
+	hello       time.Duration // the answer to one, and the begin of the session that it brings
 	delivery    time.Duration // of the last acknowledgement of an ended work
 	goodbye     time.Duration // each of the last words: results still to be acknowledged, goodbye
 }
@@ -112,7 +113,7 @@ func New(cfg Config) (*Agent, error) {
 	}
 	a := &Agent{
 		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, log: cfg.Log,
-		waits:    waits{connect: connectTimeout, credentials: 5 * time.Second, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
+		waits:    waits{connect: connectTimeout, credentials: 5 * time.Second, hello: helloTimeout, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
 		env:      source.Env{Roots: roots, Log: cfg.Log},

@@ -80,7 +80,7 @@ func (a *Agent) enrol(ctx context.Context) error {
 
 // hello says it once. An error of ExitRefused is final, any other may heal.
 func (a *Agent) hello(ctx context.Context) (*runbusv1.EnrollmentAccepted, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.waits.hello)
 	defer cancel()
 	if l := a.link.Load(); l != nil { // no answer comes over another link
 		defer context.AfterFunc(l, cancel)()
@@ -162,7 +162,7 @@ func (a *Agent) begin(ctx context.Context, accepted *runbusv1.EnrollmentAccepted
 		}
 	}
 	a.session.Store(s)
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, a.waits.hello)
 	defer cancel()
 	if err := a.conn.NATS().FlushWithContext(ctx); err != nil {
 		return fmt.Errorf("begin the session: flush: %w", err)

@@ -151,6 +151,8 @@ func (c *controlPlane) run(t testing.TB, change func(*Config), seam func(*Agent)
 	var err error
 	p.Agent, err = New(cfg)
 	must(t, err)
+	p.waits.hello = patience // one that is asked again would be heard twice
+	p.waits.goodbye = patience / 4
 	p.retry = func(attempt int) time.Duration { return min(retryDelay(attempt)/20, 200*time.Millisecond) }
 	if seam != nil {
 		seam(p.Agent)
