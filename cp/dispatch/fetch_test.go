@@ -8,10 +8,7 @@ import (
 	"time"
 	"unicode/utf8"
 
-	natsjs "github.com/nats-io/nats.go/jetstream"
-
 	"github.com/org-runink/runbus/bus"
-	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/bus/seal"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/dispatch"
@@ -302,9 +299,7 @@ func TestIsolation(t *testing.T) {
 // A registry that can't be read fails the fetch, and is never an unknown runner (SPEC D7).
 func TestRegistryUnreadable(t *testing.T) {
 	e := newEnv(t, nil, nil)
-	js, err := natsjs.New(e.Conn(t, embedded.UserSec))
-	rt.Must(t, err)
-	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_heartbeats"))
+	e.LoseHeartbeats(t)
 	e.Clock.Advance(16 * time.Second)
 	for _, name := range []string{"edge-1", "nobody"} {
 		o := e.d.Fetch(t.Context(), request(name), "", newSink())

@@ -10,7 +10,6 @@ import (
 	"github.com/nats-io/nats.go"
 
 	"github.com/org-runink/runbus/bus"
-	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/cp/auth"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
@@ -31,7 +30,10 @@ func TestEnrolment(t *testing.T) {
 	if e := s.Events(t, "runner.enrol"); len(e) != 1 || e[0].GetActor() != "key:sa-edge" || e[0].GetSubject() != "runner:edge.1" || e[0].GetOutcome() != "ok" {
 		t.Fatalf("audit events = %v", e)
 	}
-	s.Await(t, "the link is seen", func() bool { return s.Candidate(t, "edge.1").Connected })
+	s.Await(t, "the link is seen, and whose the id is", func() bool {
+		_, bound := s.Registry.Bound(r.Ref)
+		return bound && s.Candidate(t, "edge.1").Connected
+	})
 	if c := s.Candidate(t, "edge.1"); c.Offline != "no heartbeat yet" {
 		t.Fatalf("before the first heartbeat: %+v", c)
 	}
@@ -269,6 +271,7 @@ func TestBinding(t *testing.T) {
 	if a := heir.Hello(t, nil); a.GetError().GetCode() != string(schemas.CodeForbidden) {
 		t.Fatalf("the id is not bound to the second key: %v", a)
 	}
+	s.Await(t, "the id is seen to be the second key's", func() bool { return s.BoundTo(thief.Ref, second) })
 	_, err := s.Auth.RevokeKey(t.Context(), s.Admin, second.ID)
 	rt.Must(t, err)
 	if c := s.Candidate(t, "edge-1"); !c.Revoked {
@@ -307,11 +310,14 @@ func TestRemove(t *testing.T) {
 	refused(s.Admin, "edge-1", schemas.CodeConflict, "holds its id")
 	rt.Must(t, s.Registry.ReleaseID(t.Context(), s.Admin, "edge-1"))
 	refused(s.Admin, "edge-1", schemas.CodeConflict, "is connected")
+	s.Await(t, "the release is seen", func() bool { return !s.BoundTo(r.Ref, key) })
 	if a := r.Hello(t, nil); a.GetError() != nil { // binds it again
 		t.Fatal(a)
 	}
 	r.Goodbye(t, "")
-	s.Await(t, "it left", func() bool { return s.Candidate(t, "edge-1").Offline == "not connected" })
+	s.Await(t, "it left, and its id is bound", func() bool {
+		return s.Candidate(t, "edge-1").Offline == "not connected" && s.BoundTo(r.Ref, key)
+	})
 	_, err := s.Auth.RevokeKey(t.Context(), s.Admin, key.ID)
 	rt.Must(t, err)
 	if list := s.SelfHosted(t, rt.Tenant); len(list) != 1 || list[0].State != registry.StateRevoked {
@@ -334,7 +340,8 @@ func TestRemove(t *testing.T) {
 // Whoever asks the control plane to answer elsewhere gets no answer, and nothing is written there.
 func TestHelloWithForeignReply(t *testing.T) {
 	said := make(logged, 64)
-	s := rt.Start(t, func(d *registry.Deps) { d.Log = slog.New(said) })
+	var serve *bus.Conn
+	s := rt.Start(t, func(d *registry.Deps) { d.Log, serve = slog.New(said), d.Serve })
 	r := s.Connect(t, s.Mint(t, s.Admin, "edge"), "edge-1")
 	victim := s.Connect(t, s.Mint(t, s.Admin, "victim"), "victim")
 	reply := schemas.WorkSubject(victim.Ref, "s1")
@@ -346,7 +353,7 @@ func TestHelloWithForeignReply(t *testing.T) {
 	for rt.Wait(t, "the log", said) != "a hello was not answered" {
 	}
 	// What the registry sends comes in order: a marker behind the answer that must not be there.
-	rt.Must(t, bus.NewConn(s.Conn(t, embedded.UserServe)).Publish(reply, &runbusv1.RunnerWorkCredit{}))
+	rt.Must(t, serve.Publish(reply, &runbusv1.RunnerWorkCredit{}))
 	if m := rt.Wait(t, "the marker", got); bus.TypeOf(m) != "RunnerWorkCredit" {
 		t.Errorf("a hello was answered on %s", m.Subject)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -28,7 +29,13 @@ const (
 	scanFull    = 300 * time.Millisecond // wait for one more, later
 	scanGap     = 250 * time.Millisecond // between two scans
 	suspectMost = 2                      // scans that a server may miss before its links count as ended
+	// endedFor is how long the end of a link is remembered: its begin may be heard of later, and its server may list it until it has
+	// cleared it away.
+	endedFor = time.Minute
 )
+
+// errNoServer is why a scan found nothing.
+var errNoServer = errors.New("scan links: no server answered")
 
 // linkKey names one connection of one server for as long as that server runs.
 type linkKey struct {
@@ -138,8 +145,18 @@ func (r *Registry) linkUp(e linkEvent) {
 		return
 	}
 	l := link{key: linkKey{shared(e.Server.ID), e.Client.ID}, at: r.d.Now(), start: e.Client.Start}
-	r.update(ref, func(rn *runner) { rn.links.set(nonce, l) })
-	r.handovers.linked(ref, l.key)
+	over := false
+	r.update(ref, func(rn *runner) {
+		if _, over = r.ended[l.key]; over {
+			return // begins and ends are heard of by two goroutines
+		}
+		if have, _ := rn.links.of(nonce); have.key != l.key { // else a scan has found it first
+			rn.links.set(nonce, l)
+		}
+	})
+	if !over {
+		r.handovers.linked(ref, l.key)
+	}
 }
 
 // linkDown ignores the end of a link that isn't the process's current one: after a silent cut the new link comes seconds
@@ -149,11 +166,9 @@ func (r *Registry) linkDown(e linkEvent) {
 	if !ok {
 		return
 	}
-	key := linkKey{e.Server.ID, e.Client.ID}
+	key := linkKey{shared(e.Server.ID), e.Client.ID}
 	r.update(ref, func(rn *runner) {
-		if r.scanning {
-			r.ended[key] = struct{}{}
-		}
+		r.ended[key] = time.Now()
 		if l, _ := rn.links.of(nonce); l.key == key {
 			rn.links.drop(nonce)
 			if nonce == rn.rec.ProcessNonce { // who only asked, or was replaced, says nothing about the runner
@@ -216,22 +231,26 @@ type connz struct {
 // scanLinks asks all servers for their connections and corrects the links: events can get lost. After the first answer it
 // waits quiet for each further server. Only one scan runs at a time.
 func (r *Registry) scanLinks(ctx context.Context, quiet time.Duration) error {
-	began := r.d.Now()
-	r.mu.Lock()
-	r.scanning = true
-	r.mu.Unlock()
+	began, forget := r.d.Now(), time.Now().Add(-endedFor)
 	servers, err := r.collectConnz(ctx, quiet)
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	defer func() {
-		r.scanning = false
-		clear(r.ended)
-	}()
-	if err != nil {
-		return err
+	if err == nil {
+		r.applyScan(servers, began)
 	}
-	r.applyScan(servers, began)
-	return nil
+	maps.DeleteFunc(r.ended, func(_ linkKey, at time.Time) bool { return at.Before(forget) })
+	return err
+}
+
+// firstScan is the scan of the start. A host may stand still for longer than a scan waits, and nobody is served yet that would wait.
+func (r *Registry) firstScan(ctx context.Context) error {
+	for {
+		err := r.scanLinks(ctx, scanQuick)
+		if !errors.Is(err, errNoServer) || ctx.Err() != nil {
+			return err
+		}
+		r.d.Log.Warn("no server told of its links; it is asked again", "error", err)
+	}
 }
 
 // collectConnz returns the connections of each server that answered whole.
@@ -264,7 +283,7 @@ func (r *Registry) collectConnz(ctx context.Context, quiet time.Duration) (map[s
 				}
 			}
 			if len(servers) == 0 {
-				return nil, errors.New("scan links: no server answered")
+				return nil, errNoServer
 			}
 			return servers, nil
 		}

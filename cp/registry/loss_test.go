@@ -166,9 +166,7 @@ func TestBucketLost(t *testing.T) {
 func TestUnreadable(t *testing.T) {
 	s := rt.Start(t, nil)
 	s.Enrol(t, s.Mint(t, s.Admin, "edge"), "edge-1")
-	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
-	rt.Must(t, err)
-	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_heartbeats"))
+	s.LoseHeartbeats(t)
 	s.Clock.Advance(16 * time.Second)
 	want := schemas.ErrRegistryUnavailable(nil)
 	if _, err := s.Registry.Snapshot(rt.Tenant); !errors.Is(err, want) {

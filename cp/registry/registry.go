@@ -119,10 +119,9 @@ type Registry struct {
 	named    map[nameKey]map[*runner]struct{}
 	lists    map[string][]string // of capabilities, as runners share them
 	changed  chan struct{}
-	probedAt time.Time            // the leader's last answer
-	scanning bool                 // while true, ended collects
-	ended    map[linkKey]struct{} // links that ended during the scan
-	refused  map[string]time.Time // refusals of hello that were audited lately
+	probedAt time.Time             // when the leader was asked that answered last
+	ended    map[linkKey]time.Time // links that ended within endedFor, or since the last scan, and when that was heard of
+	refused  map[string]time.Time  // refusals of hello that were audited lately
 }
 
 // New follows the buckets and the link events, and serves hello, heartbeat and goodbye from when it returns. Run must run
@@ -151,7 +150,7 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 		named:      make(map[nameKey]map[*runner]struct{}),
 		lists:      make(map[string][]string),
 		changed:    make(chan struct{}),
-		ended:      make(map[linkKey]struct{}),
+		ended:      make(map[linkKey]time.Time),
 		refused:    make(map[string]time.Time),
 		waitOf:     make(map[schemas.RunnerRef]int),
 	}
@@ -173,7 +172,7 @@ func (r *Registry) start(ctx context.Context) (err error) {
 	if err := r.followLinks(); err != nil {
 		return err
 	}
-	if err := r.scanLinks(ctx, scanQuick); err != nil {
+	if err := r.firstScan(ctx); err != nil {
 		return err
 	}
 	if err := r.probe(ctx); err != nil {
@@ -348,10 +347,10 @@ func validSession(ref schemas.RunnerRef, s string) bool {
 func (r *Registry) probe(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probeEvery-time.Second)
 	defer cancel()
+	now := r.d.Now() // an answer may lie here for a while before it is read
 	if _, err := r.heartbeats.Get(ctx, "probe"); err != nil && !errors.Is(err, jetstream.ErrNotFound) {
 		return fmt.Errorf("read the registry: %w", err)
 	}
-	now := r.d.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	back := now.Sub(r.probedAt) > leaderSilence

@@ -88,7 +88,7 @@ func TestScan(t *testing.T) {
 	}
 	r := &Registry{
 		d:     Deps{Now: func() time.Time { return start.Add(time.Minute) }, Grace: time.Minute},
-		fleet: make(map[string]map[string]*runner), changed: make(chan struct{}), ended: make(map[linkKey]struct{}),
+		fleet: make(map[string]map[string]*runner), changed: make(chan struct{}), ended: make(map[linkKey]time.Time),
 	}
 	began := start.Add(30 * time.Second)
 	add := func(id, nonce, server string, cid uint64, at time.Time) {
@@ -99,7 +99,7 @@ func TestScan(t *testing.T) {
 	add("new", "n", "S1", 2, began.Add(time.Second)) // came during the scan
 	add("silent", "n", "S2", 3, start)               // its server doesn't answer
 	add("stays", "n", "S1", 4, start)                //
-	r.ended[linkKey{"S1", 6}] = struct{}{}           // ended during the scan
+	r.ended[linkKey{"S1", 6}] = time.Now()           // ended during the scan, or so short before it that its server still lists it
 	servers := map[string][]clientInfo{"S1": {
 		conn(4, "stays", "n"), conn(5, "missed", "n"), conn(6, "ended", "n"),
 		{CID: 7, Auth: "UABC", Name: "dispatch"}, {CID: 8, Auth: "acme/stays", Name: "other/n"},
@@ -123,6 +123,47 @@ func TestScan(t *testing.T) {
 	r.applyScan(servers, began)
 	if linked()["silent"] {
 		t.Error("the links of a server that missed two scans still count")
+	}
+}
+
+// The begins and the ends of links are heard of by two goroutines, and a link that has ended is listed until its server has cleared it
+// away: neither brings it back. What a scan has found before its begin is heard of stays as it is.
+func TestWhatIsHeardOfALinkLate(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	r := &Registry{
+		d:     Deps{Now: func() time.Time { return now }},
+		fleet: make(map[string]map[string]*runner), changed: make(chan struct{}), ended: make(map[linkKey]time.Time),
+	}
+	event := func(cid uint64, nonce string) (e linkEvent) {
+		e.Server.ID, e.Client = "S1", clientInfo{ID: cid, CID: cid, User: "acme/edge", Name: "edge/" + nonce, Start: now}
+		return e
+	}
+	ref := event(1, "n").Client.mustRef(t)
+	link := func(nonce string) (link, bool) {
+		if rn := r.fleet[ref.Tenant][ref.Runner]; rn != nil {
+			return rn.links.of(nonce)
+		}
+		return link{}, false
+	}
+	r.linkDown(event(1, "n"))
+	r.linkUp(event(1, "n"))
+	if l, linked := link("n"); linked {
+		t.Errorf("linked by a begin that is heard of after the end: %+v", l)
+	}
+	r.linkUp(event(2, "n"))
+	r.linkDown(event(2, "n"))
+	r.applyScan(map[string][]clientInfo{"S1": {event(1, "n").Client, event(2, "n").Client, event(3, "found").Client}}, now)
+	if l, linked := link("n"); linked {
+		t.Errorf("linked by a list with what has ended: %+v", l)
+	}
+	now = now.Add(time.Second)
+	r.linkUp(event(3, "found"))
+	if l, linked := link("found"); !linked || !l.at.Equal(now.Add(-time.Second)) {
+		t.Errorf("what a scan has found is %+v, %v", l, linked)
+	}
+	r.linkUp(event(4, "found"))
+	if l, _ := link("found"); l.key != (linkKey{"S1", 4}) || !l.at.Equal(now) {
+		t.Errorf("the next link is %+v", l)
 	}
 }
 

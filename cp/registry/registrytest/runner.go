@@ -158,7 +158,8 @@ func (r *Runner) Goodbye(t testing.TB, reason string) {
 	Must(t, r.Conn.NATS().Flush())
 }
 
-// Enrol connects a process and brings it to where it may get work.
+// Enrol connects a process and brings it to where it may get work, and the registry's view of a runner of Tenant to where it has all that
+// came of that: each bucket is followed by itself.
 func (s *Stack) Enrol(t testing.TB, cred Credential, id string) *Runner {
 	t.Helper()
 	r := s.Connect(t, cred, id)
@@ -168,7 +169,9 @@ func (s *Stack) Enrol(t testing.TB, cred Credential, id string) *Runner {
 	r.Listen(t)
 	r.Beat(t, nil)
 	if cred.Tenant == Tenant {
-		s.Await(t, id+" is dispatchable", func() bool { return s.Dispatchable(t, id) && s.Candidate(t, id).Session == r.Session })
+		s.Await(t, id+" is dispatchable", func() bool {
+			return s.Dispatchable(t, id) && s.Candidate(t, id).Session == r.Session && s.BoundTo(r.Ref, cred)
+		})
 	}
 	return r
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	natsjs "github.com/nats-io/nats.go/jetstream"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/org-runink/runbus/bus"
@@ -177,7 +178,8 @@ func (s *Stack) callout(t testing.TB) {
 	ready := make(chan struct{})
 	c := auth.CalloutConfig{
 		Conn: s.Conn(t, embedded.UserAuth), Sys: s.Conn(t, embedded.UserSys), Jail: bus.NewConn(s.Conn(t, embedded.UserJail)),
-		Issuer: s.Keys.Issuer(), XKey: s.Keys.XKey(), OpsPublic: s.Keys.OpsPublic(), OpsSysPublic: s.Keys.OpsSysPublic(),
+		Patience: Patience, // bustest's server waits for long, too
+		Issuer:   s.Keys.Issuer(), XKey: s.Keys.XKey(), OpsPublic: s.Keys.OpsPublic(), OpsSysPublic: s.Keys.OpsSysPublic(),
 		Ops: auth.Subjects{Publish: ops, Subscribe: opsSub}, OpsSys: auth.Subjects{Publish: sys, Subscribe: sysSub},
 		// A test of the registry's own binding wants the second key let in.
 		Bound: func(schemas.RunnerRef) (string, bool) { return "", false },
@@ -244,6 +246,33 @@ func (s *Stack) Candidate(t testing.TB, id string) registry.Candidate {
 func (s *Stack) Dispatchable(t testing.TB, id string) bool {
 	c := s.Candidate(t, id)
 	return c.Ref.Runner == id && c.Offline == ""
+}
+
+// BoundTo reports whether the view has it that the runner's id is cred's.
+func (s *Stack) BoundTo(ref schemas.RunnerRef, cred Credential) bool {
+	key, bound := s.Registry.Bound(ref)
+	return bound && key == cred.PublicKey
+}
+
+// LoseHeartbeats takes the heartbeats away, for good: the store makes their bucket again otherwise, at any time.
+func (s *Stack) LoseHeartbeats(t testing.TB) {
+	t.Helper()
+	js, err := natsjs.New(s.Conn(t, embedded.UserSec), natsjs.WithDefaultTimeout(Patience))
+	Must(t, err)
+	name := string(jetstream.Heartbeats)
+	for {
+		if err := js.DeleteStream(t.Context(), "KV_"+name); err != nil && !errors.Is(err, natsjs.ErrStreamNotFound) {
+			t.Fatal(err)
+		}
+		_, err := js.CreateStream(t.Context(), natsjs.StreamConfig{Name: "INSTEAD", Subjects: []string{"$KV." + name + ".>"}, Storage: natsjs.MemoryStorage})
+		if err == nil {
+			return
+		}
+		var refused *natsjs.APIError
+		if !errors.As(err, &refused) { // made again meanwhile
+			t.Fatal(err)
+		}
+	}
 }
 
 // Events are the audit events of Tenant with the given action.
