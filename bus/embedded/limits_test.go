@@ -111,10 +111,20 @@ func TestMaxSubscriptions(t *testing.T) {
 // Who shakes hands and then says nothing is cut, after 1.8 s and not before.
 func TestAuthTimeout(t *testing.T) {
 	b := bustest.Start(t, hurried)
-	begin := time.Now()
-	dialWire(t, b).expect("-ERR 'Authentication Timeout'")
-	if took := time.Since(begin); took < 1800*time.Millisecond {
-		t.Errorf("after %s", took)
+	for give := time.Now().Add(3 * soon); ; {
+		begin := time.Now()
+		w, err := tryWire(t, b)
+		if err != nil { // on a machine that stands still a handshake takes longer than that, too
+			if time.Now().After(give) {
+				t.Fatal(err)
+			}
+			continue
+		}
+		w.expect("-ERR 'Authentication Timeout'")
+		if took := time.Since(begin); took < 1800*time.Millisecond {
+			t.Errorf("after %s", took)
+		}
+		return
 	}
 }
 

@@ -96,29 +96,39 @@ type wire struct {
 // dialWire connects over TCP, reads INFO and shakes hands. Reads and writes fail after a while rather than hang.
 func dialWire(t testing.TB, b *bustest.Bus) *wire {
 	t.Helper()
-	c, err := net.Dial("tcp", b.Addr())
+	w, err := tryWire(t, b)
 	if err != nil {
 		t.Fatal(err)
+	}
+	return w
+}
+
+// tryWire is dialWire for a server that may give up before.
+func tryWire(t testing.TB, b *bustest.Bus) (*wire, error) {
+	t.Helper()
+	c, err := net.Dial("tcp", b.Addr())
+	if err != nil {
+		return nil, err
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	if err := c.SetDeadline(time.Now().Add(3 * soon)); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	line, err := bufio.NewReaderSize(c, 16).ReadString('\n') // no more than INFO comes before the handshake
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	var info struct {
 		Nonce string `json:"nonce"`
 	}
 	if err := json.Unmarshal([]byte(strings.TrimPrefix(line, "INFO ")), &info); err != nil || info.Nonce == "" {
-		t.Fatalf("got %q, %v, want INFO with a nonce", line, err)
+		return nil, fmt.Errorf("got %q, %w, want INFO with a nonce", line, err)
 	}
 	s := tls.Client(c, &tls.Config{RootCAs: roots(t, b.CAFile), ServerName: "127.0.0.1", MinVersion: tls.VersionTLS13})
 	if err := s.Handshake(); err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
-	return &wire{Conn: s, t: t, r: bufio.NewReader(s), nonce: info.Nonce}
+	return &wire{Conn: s, t: t, r: bufio.NewReader(s), nonce: info.Nonce}, nil
 }
 
 func (w *wire) send(format string, args ...any) {
