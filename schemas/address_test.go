@@ -148,7 +148,7 @@ func TestAddressesThatHoldASecretAreNotRepeated(t *testing.T) {
 func TestAddressRoundTrip(t *testing.T) {
 	label := rapid.StringMatching(`[a-z]([a-z-]{0,14}[a-z])?`)
 	host := rapid.OneOf(
-		rapid.Map(rapid.SliceOfN(label, 1, 5), func(l []string) string { return strings.Join(l, ".") }),
+		rapid.Map(rapid.SliceOfN(label, 1, 5), func(l []string) string { return strings.Join(l, ".") }).Filter(looksLikeNoSecret),
 		rapid.Map(rapid.SliceOfN(rapid.Byte(), 4, 4), func(b []byte) string { return netip.AddrFrom4([4]byte(b)).String() }),
 		rapid.Map(rapid.SliceOfN(rapid.Byte(), 16, 16), func(b []byte) string { return netip.AddrFrom16([16]byte(b)).String() }),
 	)
@@ -162,6 +162,17 @@ func TestAddressRoundTrip(t *testing.T) {
 			t.Fatalf("%q: %+v, %v", a, got, err)
 		}
 	})
+}
+
+// looksLikeNoSecret tells names that are taken from those in which a token might have been pasted: one in some ten thousand that chance
+// makes of letters.
+func looksLikeNoSecret(name string) bool {
+	for _, beginning := range []string{"eyj", "akia", "glpat-", "sk-", "xoxa-", "xoxb-", "xoxp-", "xoxr-", "xoxs-"} {
+		if strings.Contains(name, beginning) {
+			return false
+		}
+	}
+	return true
 }
 
 func FuzzParseAddress(f *testing.F) {
