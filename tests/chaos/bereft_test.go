@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"net/http"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -37,26 +38,23 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 	var caller []*job
 	for _, m := range w.runners {
 		over := long
-		over.runner, over.bereft = m.id, true
+		over.runner, over.bereft, over.mustStart = m.id, true, true
 		caller = append(caller, &over)
 	}
 	var asked []*job
 	var clis []*stack.Process
+	var dispatches []string
 	w.run(caller, func() {
 		for i, f := range formats {
 			j := f.job
 			j.marker, j.runner = "cli"+string(rune('a'+i)), of(i).id
 			asked = append(asked, &j)
-			args := []string{"fetch", "run", "--runner", j.runner, "--source", "http", "--timeout", j.timeout.String(), "--out", t.TempDir() + "/out"}
-			for k, v := range w.settings(&j) {
-				args = append(args, "--set", k+"="+v)
-			}
-			clis = append(clis, stack.Start(t, "runink "+j.marker, w.plane.Bin.Runink, w.plane.RuninkEnv(), append(args, f.args...)...))
+			clis = append(clis, w.begin(&j, f.args))
 		}
 		asked = append(asked, caller...)
 		w.running(asked)
 		w.underWay(caller)
-		w.timelined(len(asked))
+		dispatches = w.timelined(len(asked))
 		w.plane.Signal(t, syscall.SIGKILL)
 		for i, c := range clis {
 			code := c.Exit(t)
@@ -82,22 +80,63 @@ func TestKilledControlPlaneLeavesTheOutcomeUnknown(t *testing.T) {
 				n++
 			}
 		}
-		w.journalled(m, n)
+		w.journalled(m, n, dispatches)
 	}
 	for _, j := range caller {
 		w.shown(j.dispatch)
 	}
 	w.free()
 	for _, j := range asked {
-		if n := w.origin.executed(j.marker); n != 1 {
+		if n := w.executed(j); n != 1 {
 			w.broken("at-most-once", "executed %d times: %s", n, j)
 		}
 	}
 	w.watched()
 }
 
-// journalled waits until the runner's journal has the ends of n fetches, all unknown.
-func (w *world) journalled(m *member, n int) {
+// begin has runink ask for a job, again if its runner was not heard in time, and waits until it is accepted.
+func (w *world) begin(j *job, format []string) *stack.Process {
+	w.t.Helper()
+	for give := time.Now().Add(stack.Patience); ; j.attempt++ {
+		args := []string{"fetch", "run", "--runner", j.runner, "--source", "http", "--timeout", j.timeout.String(), "--out", w.t.TempDir() + "/out"}
+		for k, v := range w.settings(j) {
+			args = append(args, "--set", k+"="+v)
+		}
+		c := stack.Start(w.t, "runink "+j.marker, w.plane.Bin.Runink, w.plane.RuninkEnv(), append(args, format...)...)
+		ended := func() bool {
+			select {
+			case <-c.Exited():
+				return true
+			default:
+				return false
+			}
+		}
+		accepted := false
+		eventually(stack.Patience, func() bool {
+			accepted = slices.Contains(w.origin.busy(), j.marker) && !slices.ContainsFunc(w.underWayThere(), func(r runningFetch) bool { return r.Phase == "assigned" || r.Phase == "cancelling" })
+			return accepted || ended()
+		})
+		if accepted && !ended() {
+			return c
+		}
+		c.Exit(w.t)
+		if said := c.Stdout.String() + c.Stderr.String(); !stack.Late(said) && !unheard.MatchString(said) || time.Now().After(give) {
+			w.t.Fatalf("runink %q did not begin: %s", format, said)
+		}
+	}
+}
+
+type runningFetch struct{ DispatchID, Phase string }
+
+// underWayThere is the fetches that the control plane runs.
+func (w *world) underWayThere() (running []runningFetch) {
+	w.t.Helper()
+	w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
+	return running
+}
+
+// journalled waits until the runner's journal has the ends of n of these dispatches, all unknown.
+func (w *world) journalled(m *member, n int, dispatches []string) {
 	w.t.Helper()
 	type record struct{ Event, Dispatch, Outcome string }
 	var ends []record
@@ -112,7 +151,7 @@ func (w *world) journalled(m *member, n int) {
 			w.t.Fatal(err)
 		}
 		for _, r := range all {
-			if r.Event == "end" {
+			if r.Event == "end" && slices.Contains(dispatches, r.Dispatch) { // not one before, which was asked for again
 				ends = append(ends, r)
 			}
 		}
@@ -144,8 +183,9 @@ func (w *world) shown(dispatch string) {
 	}
 }
 
-// timelined waits until the stream of timelines has those of n fetches that run: what is not stored is not known after a kill.
-func (w *world) timelined(n int) {
+// timelined waits until the stream of timelines has those of n fetches that run, and returns their ids: what is not stored is not known
+// after a kill.
+func (w *world) timelined(n int) (dispatches []string) {
 	w.t.Helper()
 	js, err := natsjs.New(w.connect("sec"), natsjs.WithDefaultTimeout(stack.Patience))
 	if err != nil {
@@ -155,10 +195,12 @@ func (w *world) timelined(n int) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	var running []struct{ DispatchID string }
-	w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
+	running := w.underWayThere()
 	if len(running) != n {
 		w.t.Fatalf("%d fetches run, not %d", len(running), n)
+	}
+	for _, r := range running {
+		dispatches = append(dispatches, r.DispatchID)
 	}
 	if !eventually(stack.Patience, func() bool {
 		m, err := stream.GetLastMsgForSubject(w.t.Context(), "runbus.trace.*.running.*")
@@ -176,6 +218,7 @@ func (w *world) timelined(n int) {
 	}) {
 		w.t.Fatal("the timelines of fetches that run are not in the stream")
 	}
+	return dispatches
 }
 
 func lastLine(text string) string {

@@ -118,23 +118,30 @@ func (w *world) free() {
 	}
 }
 
-// settled waits until nothing is under way, and then until no more is held than before (nil: the least of several looks).
-func (w *world) settled(before *holdings) (h holdings) {
+// over waits until the control plane has seen the ends of all fetches.
+func (w *world) over() {
 	w.t.Helper()
-	if !eventually(stack.Patience, func() bool {
-		var running []struct{}
-		w.plane.Admin.Must(w.t, http.MethodGet, "/api/fetches/running", nil, &running)
-		return len(running) == 0
-	}) {
+	if !eventually(stack.Patience, func() bool { return len(w.underWayThere()) == 0 }) {
 		w.broken("leak", "fetches are still running at the end")
 	}
+}
+
+// settled waits until nothing is under way, and then until no more is held than before (nil: the least of several looks, with every connection).
+func (w *world) settled(before *holdings) (h holdings) {
+	w.t.Helper()
+	w.over()
 	if before == nil {
 		h = w.holdings()
 		for range 8 {
 			<-time.After(100 * time.Millisecond)
 			one := w.holdings()
 			h.goroutines, h.planeFiles, h.runnerFiles = min(h.goroutines, one.goroutines), min(h.planeFiles, one.planeFiles), min(h.runnerFiles, one.runnerFiles)
-			h.connections, h.subscriptions = min(h.connections, one.connections), min(h.subscriptions, one.subscriptions)
+			switch { // with a connection that is being made anew its subscriptions are missing
+			case one.connections > h.connections:
+				h.connections, h.subscriptions = one.connections, one.subscriptions
+			case one.connections == h.connections:
+				h.subscriptions = min(h.subscriptions, one.subscriptions)
+			}
 		}
 		return h
 	}

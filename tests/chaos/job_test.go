@@ -33,7 +33,8 @@ type job struct {
 	bereft             bool          // the control plane dies: its caller may be left with nothing
 	patience           time.Duration // what the faults may add to the time it takes
 
-	marker string
+	marker  string
+	attempt int // how often it was asked for again
 	came
 }
 
@@ -83,18 +84,33 @@ func (w *world) run(jobs []*job, faults func()) {
 }
 
 // fetch runs one to its end for its caller. One that must start is asked for again when its runner did not accept it within the two
-// seconds that it has, and says that it never started: on a busy machine that is nobody's fault.
+// seconds that it has: on a machine that stands still for as long that is nobody's fault.
 func (w *world) fetch(j *job) {
 	defer func() { w.ends.Store(j.marker, time.Now()) }()
-	for give := time.Now().Add(stack.Patience); ; {
+	for give := time.Now().Add(stack.Patience); ; j.attempt++ {
 		j.came = came{} // and nothing else: what is asked for is read elsewhere meanwhile
 		w.once(j)
-		late := j.mustStart && j.outcome() == "refused" && stack.Late(j.final.Message)
-		if !late || w.origin.executed(j.marker) > 0 || time.Now().After(give) {
+		if !j.mustStart || !w.unheard(j) || time.Now().After(give) {
 			return
 		}
+		say("chaos: asked for again: %s\n", j)
 	}
 }
+
+// unheard reports whether a job ended since the control plane had no word of its runner in time: it never started, or it started in time and
+// was stopped, since that word came late.
+func (w *world) unheard(j *job) bool {
+	switch j.outcome() {
+	case "refused":
+		return stack.Late(j.final.Message) && w.executed(j) == 0
+	case "failed":
+		return !j.accepted && unheard.MatchString(j.final.Message)
+	}
+	return false
+}
+
+// executed is how often the job was, as it was asked for last.
+func (w *world) executed(j *job) int { return w.origin.executed(j.marker, j.attempt) }
 
 func (w *world) once(j *job) {
 	began := time.Now()
@@ -111,7 +127,7 @@ func (w *world) once(j *job) {
 		j.disorder = err.Error()
 		return
 	}
-	ctx, hangUp := context.WithCancel(w.t.Context())
+	ctx, hangUp := context.WithTimeout(w.t.Context(), j.within()) // what takes longer is never waited for
 	defer hangUp()
 	if j.hangUpAt > 0 {
 		timer := time.AfterFunc(j.hangUpAt, hangUp)
@@ -165,7 +181,7 @@ func (w *world) once(j *job) {
 
 // settings are those of the job's source.
 func (w *world) settings(j *job) map[string]string {
-	url := fmt.Sprintf("%s/?marker=%s&rows=%d&first=%d&pause=%d&last=%d", w.origin.URL, j.marker, j.rows, j.first, j.pause, j.last)
+	url := fmt.Sprintf("%s/?marker=%s&attempt=%d&rows=%d&first=%d&pause=%d&last=%d", w.origin.URL, j.marker, j.attempt, j.rows, j.first, j.pause, j.last)
 	if j.large {
 		url += "&large=1"
 	}
@@ -252,8 +268,8 @@ func (w *world) cancel(dispatch string) {
 	}
 }
 
-// overtime is what a fetch may take beyond its timeout: the confirmation of the cancel, and a machine that is busy.
-const overtime = 20 * time.Second
+// within is the time in which a fetch ends: beyond its timeout there is the confirmation of the cancel, and a machine that is busy.
+func (j *job) within() time.Duration { return j.timeout + stack.Patience + j.patience }
 
 // judge holds the jobs against the invariants.
 func (w *world) judge(jobs []*job) {
@@ -261,9 +277,11 @@ func (w *world) judge(jobs []*job) {
 	w.jobs = append(w.jobs, jobs...)
 	audit := w.audit(jobs)
 	for _, j := range jobs {
-		n := w.origin.executed(j.marker)
-		if n > 1 {
-			w.broken("at-most-once", "executed %d times: %s", n, j)
+		n := w.executed(j)
+		for attempt := range j.attempt + 1 {
+			if n := w.origin.executed(j.marker, attempt); n > 1 {
+				w.broken("at-most-once", "executed %d times, asked for the %dth time: %s", n, attempt+1, j)
+			}
 		}
 		if j.disorder != "" {
 			w.broken("rows", "%s: %s", j.disorder, j)
@@ -282,7 +300,7 @@ func (w *world) judge(jobs []*job) {
 		if outcome == "completed" && (j.got != want || int(j.final.Rows) != want || n != 1) {
 			w.broken("rows", "not %d rows, of one execution (%d): %s", want, n, j)
 		}
-		if j.took > j.timeout+overtime+j.patience {
+		if j.took >= j.within() {
 			w.broken("in-time", "it took too long: %s", j)
 		}
 		if j.mustStart && !j.accepted {

@@ -42,9 +42,9 @@ func (k kept) String() string {
 		k.Connections, k.Subscriptions, k.Streams, k.Consumers, k.Goroutines, k.PlaneFiles, k.planeMemory>>20, k.RunnerFiles, k.runnerMemory>>20)
 }
 
-// same reports whether no more is kept than before, and what is counted exactly is the same.
-func (k kept) same(before kept) bool {
-	return k.Connections == before.Connections && k.Subscriptions == before.Subscriptions && k.Streams == before.Streams && k.Consumers == before.Consumers &&
+// noMore reports whether no more is kept than before.
+func (k kept) noMore(before kept) bool {
+	return k.Connections <= before.Connections && k.Subscriptions <= before.Subscriptions && k.Streams <= before.Streams && k.Consumers <= before.Consumers &&
 		k.Goroutines <= before.Goroutines+spareGoroutines && k.PlaneFiles <= before.PlaneFiles+spareGoroutines && k.RunnerFiles <= before.RunnerFiles+spareGoroutines
 }
 
@@ -104,17 +104,17 @@ func (w *world) look(ops *nats.Conn, m *member) (k kept) {
 	return k
 }
 
-// steady is what is kept when two looks in a row count the same: what comes and goes is in neither.
+// steady is the most that several looks count exactly, and the least of the rest: a subscription that is made anew now and then is missing
+// for a moment, and one that is missed here would be taken for a leak for ever.
 func (w *world) steady(ops *nats.Conn, m *member) (k kept) {
 	w.t.Helper()
 	k = w.look(ops, m)
-	if !eventually(stack.Patience, func() bool {
-		before := k
+	for range 8 {
 		<-time.After(200 * time.Millisecond)
-		k = w.look(ops, m)
-		return k.same(before)
-	}) {
-		w.t.Fatalf("what is kept never stays the same: %s", k)
+		one := w.look(ops, m)
+		k.Connections, k.Subscriptions = max(k.Connections, one.Connections), max(k.Subscriptions, one.Subscriptions)
+		k.Streams, k.Consumers = max(k.Streams, one.Streams), max(k.Consumers, one.Consumers)
+		k.Goroutines, k.PlaneFiles, k.RunnerFiles = min(k.Goroutines, one.Goroutines), min(k.PlaneFiles, one.PlaneFiles), min(k.RunnerFiles, one.RunnerFiles)
 	}
 	return k
 }
@@ -204,8 +204,8 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 	for _, one := range w.runners {
 		w.cutRound(r, one, perRound)
 	}
-	w.quiet()
-	w.idle(20 * time.Second)
+	w.idle(stack.Patience)
+	w.free()
 	w.baseline()
 	before := w.steady(ops, m)
 	done, links := len(w.jobs), m.proxy.made()
@@ -223,10 +223,10 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 		}
 	}
 	dispatches, reconnects := len(w.jobs)-done, m.proxy.made()-links
-	w.idle(20 * time.Second)
-	w.quiet()
+	w.idle(stack.Patience)
+	w.free()
 	var after kept
-	if !eventually(stack.Patience, func() bool { after = w.look(ops, m); return after.same(before) }) {
+	if !eventually(stack.Patience, func() bool { after = w.look(ops, m); return after.noMore(before) }) {
 		w.broken("leak", "kept before: %s\nkept after: %s", before, after)
 	}
 	w.watched()

@@ -332,7 +332,7 @@ func (p *proxy) heal() {
 		p.dark = nil
 	}
 	p.shut, p.delay, p.rate, p.twice = false, 0, 0, 0
-	if p.listener == nil && !eventually(20*time.Second, func() bool { return p.listen() == nil }) {
+	if p.listener == nil && !eventually(stack.Patience, func() bool { return p.listen() == nil }) {
 		p.t.Errorf("the proxy can't listen on %s again", p.address)
 	}
 }

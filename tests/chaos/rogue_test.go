@@ -90,14 +90,20 @@ func newRogue(t testing.TB, p *stack.Plane, id string) *rogue {
 		t.Fatal(err)
 	}
 	r.flush(t)
-	r.send(t, schemas.HeartbeatSubject(r.ref), r.beat())
-	r.flush(t)
+	r.beat(t)
 	p.Admin.AwaitRunner(t, id, true)
 	return r
 }
 
-func (r *rogue) beat() *runbusv1.RunnerHeartbeat {
+func (r *rogue) heartbeat() *runbusv1.RunnerHeartbeat {
 	return &runbusv1.RunnerHeartbeat{Session: r.session, ProcessNonce: r.nonce, Limit: 4}
+}
+
+// beat sends a heartbeat, without which the rogue gets no work after some time.
+func (r *rogue) beat(t testing.TB) {
+	t.Helper()
+	r.send(t, schemas.HeartbeatSubject(r.ref), r.heartbeat())
+	r.flush(t)
 }
 
 // hello says it, signed, after change has had its way with it.

@@ -20,6 +20,8 @@ import (
 var (
 	seedFlag = flag.Uint64("seed", 0, "seed of the schedule of faults; 0: RUNBUS_SEED, or one of the clock")
 	longFlag = flag.Bool("long", os.Getenv("RUNBUS_LONG") != "", "run what takes many minutes too")
+	// Only on a machine that does nothing else is the time within which a runner returns its own doing.
+	graceFlag = flag.Bool("default-grace", false, "give runners the time to return that they have by default")
 )
 
 // say prints what a run shows, whether it fails or not.
@@ -131,7 +133,7 @@ func (w *world) inflict(faults []fault) {
 	began := time.Now()
 	var heals []*time.Timer
 	later := func(f fault, heal func()) { heals = append(heals, time.AfterFunc(f.holds, heal)) }
-	var stopped []*member
+	var stopped []*member // all that were, which may go on by now
 	for _, f := range faults {
 		<-time.After(time.Until(began.Add(f.at))) // the schedule's time
 		m := w.runners[f.runner]
@@ -166,8 +168,10 @@ func (w *world) inflict(faults []fault) {
 			m.proxy.hold(up)
 			later(f, m.proxy.heal)
 		case faultStop:
-			m.process.Signal(w.t, syscall.SIGSTOP)
+			process := m.process
+			process.Signal(w.t, syscall.SIGSTOP)
 			stopped = append(stopped, m)
+			later(f, func() { process.Signal(w.t, syscall.SIGCONT) }) // whatever takes long meanwhile
 		case faultKill:
 			w.kill(m)
 			w.start(m)
@@ -181,7 +185,6 @@ func (w *world) inflict(faults []fault) {
 			for _, m := range stopped {
 				m.process.Signal(w.t, syscall.SIGCONT)
 			}
-			stopped = nil
 			for _, m := range w.runners {
 				m.proxy.heal()
 			}
@@ -248,7 +251,7 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 	for _, j := range w.jobs {
 		outcomes[cmp.Or(j.outcome(), "caller gone")]++
 		rows += j.got
-		executed += w.origin.executed(j.marker)
+		executed += w.executed(j)
 	}
 	list := func(m map[string]int) string {
 		var b strings.Builder

@@ -10,19 +10,25 @@ import (
 	"time"
 )
 
-// origin is the source that all fetches read: it counts how often each was executed, by the marker in its URL, and how many
-// are being answered.
+// origin is the source that all fetches read: it counts how often each was executed, by the marker and
+// the attempt in its URL, and how many are being answered.
 type origin struct {
 	*httptest.Server
 	mu    sync.Mutex
-	count map[string]int
+	count map[execution]int
 	open  map[string]int
 	sums  map[string]string // of large answers that were served whole
 }
 
+// execution is of one attempt of a fetch.
+type execution struct {
+	marker  string
+	attempt int
+}
+
 func newOrigin(t testing.TB) *origin {
 	t.Helper()
-	o := &origin{count: map[string]int{}, open: map[string]int{}, sums: map[string]string{}}
+	o := &origin{count: map[execution]int{}, open: map[string]int{}, sums: map[string]string{}}
 	o.Server = httptest.NewServer(http.HandlerFunc(o.serve))
 	t.Cleanup(func() {
 		o.CloseClientConnections()
@@ -35,12 +41,13 @@ func newOrigin(t testing.TB) *origin {
 // with `large` set, rows of a KiB that can't be compressed well, without a pause.
 func (o *origin) serve(w http.ResponseWriter, r *http.Request) {
 	marker := r.FormValue("marker")
+	attempt, _ := strconv.Atoi(r.FormValue("attempt"))
 	rows, _ := strconv.Atoi(r.FormValue("rows"))
 	pause, _ := strconv.Atoi(r.FormValue("pause"))
 	last, _ := strconv.Atoi(r.FormValue("last"))
 	first, _ := strconv.Atoi(r.FormValue("first"))
 	o.mu.Lock()
-	o.count[marker]++
+	o.count[execution{marker, attempt}]++
 	o.open[marker]++
 	o.mu.Unlock()
 	defer func() {
@@ -94,11 +101,11 @@ func (o *origin) sum(marker string) string {
 	return o.sums[marker]
 }
 
-// executed is how often the fetch with this marker was.
-func (o *origin) executed(marker string) int {
+// executed is how often this attempt of the fetch with this marker was.
+func (o *origin) executed(marker string, attempt int) int {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.count[marker]
+	return o.count[execution{marker, attempt}]
 }
 
 // busy is the markers that are being answered.
