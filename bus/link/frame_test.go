@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -153,6 +154,36 @@ func TestASpliceEndsWhole(t *testing.T) {
 		}
 		cancel()
 		_ = right.Close()
+	}
+}
+
+// What an end says before it closes reaches the other one, though that is saying something at the same time.
+func TestASpliceDeliversLastWords(t *testing.T) {
+	for range 200 {
+		client, a := net.Pipe()
+		b, server := net.Pipe()
+		done := make(chan error, 1)
+		go func() { done <- link.Splice(t.Context(), a, b) }()
+		written := make(chan struct{})
+		go func() {
+			defer close(written)
+			_, _ = client.Write([]byte("on its way")) // taken by the splice, and read by nobody
+		}()
+		<-written
+		if _, err := server.Write([]byte("bye")); err != nil {
+			t.Fatal(err)
+		}
+		_ = server.Close()
+		for range 20 {
+			runtime.Gosched() // until the splice has noticed
+		}
+		if got, err := io.ReadAll(client); err != nil || string(got) != "bye" {
+			t.Fatalf("the client heard %q, %v", got, err)
+		}
+		if err := <-done; err != nil {
+			t.Errorf("the splice ended with %v", err)
+		}
+		_ = client.Close()
 	}
 }
 

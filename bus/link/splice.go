@@ -6,43 +6,76 @@ import (
 	"io"
 	"net"
 	"sync"
+	"time"
 )
 
-// Splice copies both ways between a and b until either ends, then closes both and returns when nothing is copied any more. The end
-// of ctx closes them too. Its error is what ended it: nil for an orderly end of either, ctx's error for the end of ctx.
+// lastWords is how long what one end said before it closed may take to reach the other.
+const lastWords = 5 * time.Second
+
+// Splice copies both ways between a and b until either ends, then closes both and returns when nothing is copied any more. What an end
+// has said before it closed reaches the other one, for up to five seconds, also if that is saying something itself. The end of ctx
+// closes both at once. Its error is what ended it: nil for an orderly end of either, ctx's error for the end of ctx.
 func Splice(ctx context.Context, a, b net.Conn) error {
-	var once sync.Once
+	var ended, shut sync.Once
 	var first error
-	end := func(err error) {
-		once.Do(func() {
-			first = err
+	end := func(err error) { ended.Do(func() { first = err }) }
+	shutDown := func() {
+		shut.Do(func() {
 			_ = a.Close() // which ends the copying; there is nobody to tell
 			_ = b.Close()
 		})
 	}
-	defer context.AfterFunc(ctx, func() { end(ctx.Err()) })()
+	defer context.AfterFunc(ctx, func() { end(ctx.Err()); shutDown() })()
 	var halves sync.WaitGroup
-	for _, way := range [][2]net.Conn{{a, b}, {b, a}} {
-		halves.Go(func() { end(forward(way[0], way[1])) })
+	var over [2]chan struct{}
+	for i := range over {
+		over[i] = make(chan struct{})
+	}
+	for i, way := range [2][2]net.Conn{{a, b}, {b, a}} {
+		halves.Go(func() {
+			unheard, err := forward(way[0], way[1])
+			end(err)
+			close(over[i])
+			if unheard { // nobody reads there any more; what comes from there ends by itself
+				timer := time.NewTimer(lastWords)
+				defer timer.Stop()
+				select {
+				case <-over[1-i]:
+				case <-timer.C:
+				}
+			}
+			shutDown()
+		})
 	}
 	halves.Wait()
 	return first
 }
 
-// forward copies from to to. A pooled buffer, and never the connection's own ReadFrom: neither end is a plain socket.
-func forward(from, to net.Conn) error {
+// forward copies from to to; unheard says that it ended because to takes nothing. A pooled buffer, and never the connection's own ReadFrom:
+// neither end is a plain socket.
+func forward(from, to net.Conn) (unheard bool, err error) {
 	buf, _ := buffers.Get().(*[]byte)
 	defer buffers.Put(buf)
-	_, err := io.CopyBuffer(onlyWriter{to}, onlyReader{from}, *buf)
+	w := &onlyWriter{to: to}
+	_, err = io.CopyBuffer(w, onlyReader{from}, *buf)
 	if errors.Is(err, io.ErrClosedPipe) || errors.Is(err, net.ErrClosed) {
-		return nil
+		err = nil
 	}
-	return err
+	return w.failed, err
 }
 
 // buffers are as large as a TLS record's plaintext, twice.
 var buffers = sync.Pool{New: func() any { b := make([]byte, 32<<10); return &b }}
 
-type onlyWriter struct{ io.Writer }
+type onlyWriter struct {
+	to     io.Writer
+	failed bool
+}
+
+func (w *onlyWriter) Write(p []byte) (int, error) {
+	n, err := w.to.Write(p)
+	w.failed = err != nil
+	return n, err
+}
 
 type onlyReader struct{ io.Reader }
