@@ -3,6 +3,7 @@ package auth
 import (
 	"context"
 	"errors"
+	"io"
 	"log/slog"
 	"net"
 	"sync"
@@ -136,20 +137,25 @@ func (s spliced) Dial(string, string) (net.Conn, error) {
 	return near, nil
 }
 
-// linked connects as a dialled runner does.
+// linked connects as a dialled runner does: again when the link ended without a word, for what was said last on it may be lost.
 func (e *env) linked(t *testing.T, ref schemas.RunnerRef, token string, o ...nats.Option) (*nats.Conn, error) {
 	t.Helper()
 	again := e.links.again(token)
-	nc, err := natsdial.Connect(patience, "nats://link.invalid:4222", append([]nats.Option{
+	options := append([]nats.Option{
 		nats.SetCustomDialer(spliced{t, e}), nats.SkipHostLookup(), nats.Timeout(patience), nats.NoReconnect(), nats.IgnoreDiscoveredServers(),
 		nats.Name(schemas.ConnectName(ref.Runner, schemas.NewID())), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)),
 		nats.UserInfoHandler(func() (string, string) { again(); return LinkUser(ref), token }),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}),
-	}, o...)...)
-	if err == nil {
-		t.Cleanup(nc.Close)
+	}, o...)
+	for give := time.Now().Add(patience); ; {
+		nc, err := natsdial.Connect(patience, "nats://link.invalid:4222", options...)
+		if err == nil {
+			t.Cleanup(nc.Close)
+		}
+		if !errors.Is(err, io.EOF) || time.Now().After(give) {
+			return nc, err
+		}
 	}
-	return nc, err
 }
 
 // A dialled runner is let in by the token of its link, once, as itself, and lands where an outbound one does.
