@@ -23,9 +23,11 @@ func TestCopiesBuild(t *testing.T) {
 		cmd := exec.CommandContext(t.Context(), "go", args...)
 		cmd.Dir = root
 		cmd.Env = append(os.Environ(), "GOFLAGS="+os.Getenv("GOFLAGS")+" '-modfile="+filepath.Join(dir, "go.mod")+"'")
-		out, err := cmd.CombinedOutput()
+		var said strings.Builder // what it says of downloads is no part of the answer
+		cmd.Stderr = &said
+		out, err := cmd.Output()
 		if err != nil {
-			t.Fatalf("go %v: %v\n%s", args, err, out)
+			t.Fatalf("go %v: %v\n%s%s", args, err, out, said.String())
 		}
 		return strings.TrimSpace(string(out))
 	}
