@@ -23,17 +23,15 @@ type auditEvent struct {
 	Details                  map[string]string
 }
 
-// endOf waits until the end of a dispatch is in the audit, and returns the event. The first end that is not in seen is taken when
-// no dispatch is named.
-func endOf(t *testing.T, plane *stack.Plane, dispatch string, seen map[string]bool) auditEvent {
+// endOf waits until the end of a dispatch is in the audit, and returns the event.
+func endOf(t *testing.T, plane *stack.Plane, dispatch string) auditEvent {
 	t.Helper()
 	give := time.Now().Add(stack.Patience)
 	for {
 		var events []auditEvent
 		plane.Admin.Must(t, http.MethodGet, "/api/audit?limit=1000", nil, &events)
 		for _, e := range events {
-			if e.Action == "dispatch.end" && !seen[e.Subject] && (dispatch == "" || e.Subject == "dispatch:"+dispatch) {
-				seen[e.Subject] = true
+			if e.Action == "dispatch.end" && e.Subject == "dispatch:"+dispatch {
 				return e
 			}
 		}
@@ -53,14 +51,13 @@ func cancelledQueryIsGone(t *testing.T, link stack.Link) {
 	user := newLogin(t, "cancels")
 	plane := stack.StartPlane(t, true, nil)
 	runner := plane.StartLinked(t, link, "edge", nil)
-	seen := map[string]bool{}
 	queries := []struct{ name, sql string }{
 		{"a query that computes", "SELECT pg_sleep(600)::text AS s"},
 		{"a query that streams for ever", "SELECT md5(generate_series(1, 1000000000000)::text) AS m"},
 	}
 	ways := []struct {
 		name string
-		// cancel starts a fetch, awaits that it runs, cancels it, and returns its id if it knows it.
+		// cancel starts a fetch, awaits that it runs, cancels it, and returns its id.
 		cancel func(t *testing.T, sql string) (dispatch string)
 	}{
 		{"DELETE", func(t *testing.T, sql string) string {
@@ -82,25 +79,23 @@ func cancelledQueryIsGone(t *testing.T, link stack.Link) {
 		}},
 		{"Ctrl-C", func(t *testing.T, sql string) string {
 			file := filepath.Join(t.TempDir(), "rows")
-			c := stack.Start(t, "runink fetch run", plane.Bin.Runink, plane.RuninkEnv(), user.args(t, "edge", sql, "--format", "json", "--out", file)...)
-			user.awaitRuns(t)
+			c, dispatch := user.start(t, plane, "edge", sql, "--format", "json", "--out", file)
 			c.Signal(t, syscall.SIGINT)
 			if code := c.Exit(t); code != 1 || !c.Stderr.Has("cancelled") {
 				t.Errorf("runink ended with status %d: %s", code, c.Stderr)
 			}
 			nothingLeft(t, file)
-			return ""
+			return dispatch
 		}},
 		{"Ctrl-C of a raw format", func(t *testing.T, sql string) string {
 			file := filepath.Join(t.TempDir(), "rows")
-			c := stack.Start(t, "runink fetch run", plane.Bin.Runink, plane.RuninkEnv(), user.args(t, "edge", sql, "--format", "arrow", "--out", file)...)
-			user.awaitRuns(t)
+			c, dispatch := user.start(t, plane, "edge", sql, "--format", "arrow", "--out", file)
 			c.Signal(t, syscall.SIGINT)
 			if code := c.Exit(t); code != 1 || !c.Stderr.Has("cancelled") {
 				t.Errorf("runink ended with status %d: %s", code, c.Stderr)
 			}
 			nothingLeft(t, file)
-			return ""
+			return dispatch
 		}},
 	}
 	for _, query := range queries {
@@ -108,7 +103,7 @@ func cancelledQueryIsGone(t *testing.T, link stack.Link) {
 			t.Run(query.name+", "+way.name, func(t *testing.T) {
 				dispatch := way.cancel(t, query.sql)
 				t.Logf("the query was gone %s after the cancel", user.awaitGone(t))
-				if e := endOf(t, plane, dispatch, seen); e.Details["outcome"] != "cancelled" {
+				if e := endOf(t, plane, dispatch); e.Details["outcome"] != "cancelled" {
 					t.Errorf("the audit has %+v", e)
 				}
 			})
@@ -141,16 +136,22 @@ func deadlineStopsTheQuery(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
 	plane.StartLinked(t, link, "edge", nil)
 	// Runner and control plane both watch the clock; whoever is first says so.
-	stopped := regexp.MustCompile(`ran out of time and was stopped|did not finish within \ds and was stopped`)
-	body := user.body("edge", "SELECT pg_sleep(600)::text AS s")
-	body["timeout"] = "9s" // in which the query must have begun
-	f := plane.Admin.Fetch(t, body)
-	f.Await("accepted")
-	user.awaitRuns(t)
-	if end := f.End(); end.Outcome != "deadline" || end.Code != "deadline" || !stopped.MatchString(end.Message) {
-		t.Errorf("ended %+v", end)
+	stopped := regexp.MustCompile(`ran out of time and was stopped|did not finish within [\dms]+ and was stopped`)
+	for timeout := 4 * time.Second; ; timeout *= 2 {
+		body := user.body("edge", "SELECT pg_sleep(600)::text AS s")
+		body["timeout"] = timeout.String()
+		f := plane.Admin.Fetch(t, body)
+		f.Await("accepted")
+		if end := f.End(); end.Outcome != "deadline" || end.Code != "deadline" || !stopped.MatchString(end.Message) {
+			t.Errorf("ended %+v", end)
+		}
+		user.awaitGone(t)
+		if steps := timelineOf(t, plane.Admin, f.Dispatch).phases(); strings.Contains(steps, "querying") {
+			break // else the query had not begun by then, and this showed nothing
+		} else if timeout > stack.Patience {
+			t.Fatalf("within %s the query did not begin: %s", timeout, steps)
+		}
 	}
-	user.awaitGone(t)
 
 	began := time.Now()
 	stdout, stderr, status := plane.Runink(t, user.args(t, "edge", "SELECT pg_sleep(600)::text AS s", "--timeout", "5s")...)
@@ -195,7 +196,7 @@ func secretIsUsedAndNotShown(t *testing.T, link stack.Link) {
 	}
 
 	// The audit says that credentials were read, by whom, for which dispatch; and has none of them.
-	endOf(t, plane, bad.Dispatch, map[string]bool{})
+	endOf(t, plane, bad.Dispatch)
 	_, audit := plane.Admin.Call(t, http.MethodGet, "/api/audit?limit=1000", nil)
 	var events []auditEvent
 	if err := json.Unmarshal(audit, &events); err != nil {

@@ -115,7 +115,13 @@ func paste(t *testing.T, plane *stack.Plane, made stack.Created) command {
 		PID int `json:"pid"`
 	}
 	stack.ReadyLine(t, shell, &ready)
-	t.Cleanup(func() { _ = syscall.Kill(ready.PID, syscall.SIGKILL) }) // gone by then, unless the test failed
+	t.Cleanup(func() {
+		select {
+		case <-shell.Exited(): // and with it the runner: its number may be another's by now
+		default:
+			_ = syscall.Kill(ready.PID, syscall.SIGKILL)
+		}
+	})
 	return command{shell, ready.PID}
 }
 

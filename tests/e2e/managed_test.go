@@ -95,7 +95,7 @@ func awaitEnd(t *testing.T, what string, pid int) {
 func running(t *testing.T, pid int) bool {
 	t.Helper()
 	state, _ := stat(t, pid)
-	return state != "" && state != "Z" // ended, and its parent has not asked yet
+	return state != "" && state != "Z" && state != "X" // ended, and its parent has not asked yet, or is about to
 }
 
 // stat is the state and the parent of a process; "" when there is none.

@@ -162,7 +162,8 @@ func TestSilentRunnerLeavesTheOutcomeUnknown(t *testing.T) {
 }
 
 func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
-	plane := stack.StartPlane(t, true, map[string]string{"DISPATCH_TIMEOUT": "9s", "RUNNER_GRACE": "60s"})
+	const silence = "15s" // in which the runner must have accepted
+	plane := stack.StartPlane(t, true, map[string]string{"DISPATCH_TIMEOUT": silence, "RUNNER_GRACE": "60s"})
 	runner := plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
 	f := plane.Admin.Fetch(t, src.body("edge"))
@@ -170,7 +171,7 @@ func silentRunnerLeavesTheOutcomeUnknown(t *testing.T, link stack.Link) {
 	await(t, "the request", src.opened)
 	runner.Signal(t, syscall.SIGSTOP)
 	end := f.End()
-	want := fmt.Sprintf("runner %q accepted the work and has not answered within 9s — the run may still be in progress there", runner.ID)
+	want := fmt.Sprintf("runner %q accepted the work and has not answered within %s — the run may still be in progress there", runner.ID, silence)
 	if end.Outcome != "outcome_unknown" || end.Code != "outcome_unknown" || end.Message != want {
 		t.Fatalf("ended %+v, want %q", end, want)
 	}
@@ -185,11 +186,18 @@ func deadlineThatTheRunnerConfirms(t *testing.T, link stack.Link) {
 	plane := stack.StartPlane(t, true, nil)
 	plane.StartLinked(t, link, "edge", nil)
 	src := newSource(t)
-	body := src.body("edge")
-	body["timeout"] = "6s" // in which the source must have been asked
-	f := plane.Admin.Fetch(t, body)
-	if end := f.End(); end.Outcome != "deadline" {
-		t.Fatalf("ended %+v", end)
+	for timeout := 4 * time.Second; ; timeout *= 2 {
+		body := src.body("edge")
+		body["timeout"] = timeout.String()
+		if end := plane.Admin.Fetch(t, body).End(); end.Outcome != "deadline" {
+			t.Fatalf("ended %+v", end)
+		}
+		if src.requests() > 0 {
+			break // else the source was not asked by then, and this showed nothing
+		}
+		if timeout > stack.Patience {
+			t.Fatalf("within %s the source was not asked", timeout)
+		}
 	}
 	await(t, "the source's client to go", src.gone)
 }
@@ -228,10 +236,10 @@ func twoProcessesUnderOneID(t *testing.T, link stack.Link) {
 	if end := f.End(); end.Outcome != "completed" || end.RunnerPID != int64(newer.PID) {
 		t.Errorf("ended %+v, want it on process %d", end, newer.PID)
 	}
+	newer.Stop(t) // then all of its log is here
 	if n := strings.Count(newer.Stderr.String(), "msg=enrolled"); n != 1 {
 		t.Errorf("the newer process enrolled %d times", n)
 	}
-	newer.Stop(t)
 }
 
 // D13: a killed runner fails its fetch as lost, long before the deadline.

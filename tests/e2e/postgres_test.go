@@ -3,6 +3,7 @@ package e2e
 import (
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -105,6 +106,12 @@ func secretsFile(t *testing.T, password string) string {
 // event, so it is asked again after each answer.
 func (l *login) await(t *testing.T, want int, condition string) {
 	t.Helper()
+	l.awaitUnless(t, nil, want, condition)
+}
+
+// awaitUnless is await that returns false when ended is closed before.
+func (l *login) awaitUnless(t *testing.T, ended <-chan struct{}, want int, condition string) bool {
+	t.Helper()
 	give := time.Now().Add(stack.Patience)
 	for {
 		var n int
@@ -112,19 +119,38 @@ func (l *login) await(t *testing.T, want int, condition string) {
 			t.Fatal(err)
 		}
 		if n == want {
-			return
+			return true
 		}
 		if time.Now().After(give) {
 			t.Fatalf("%d sessions of %s with %s, not %d", n, l.User, condition, want)
 		}
-		<-time.After(20 * time.Millisecond)
+		select {
+		case <-ended:
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }
 
 // awaitRuns waits until the user's query runs.
 func (l *login) awaitRuns(t *testing.T) {
 	t.Helper()
-	l.await(t, 1, "state = 'active'")
+	l.await(t, 1, active)
+}
+
+const active = "state = 'active'"
+
+// start starts the command line for query, and returns it with the fetch's id when the query runs.
+func (l *login) start(t *testing.T, plane *stack.Plane, runner, query string, more ...string) (runink *stack.Process, dispatch string) {
+	t.Helper()
+	runs := func(ended <-chan struct{}) bool { return l.awaitUnless(t, ended, 1, active) }
+	runink = plane.StartFetch(t, runs, l.args(t, runner, query, more...)...)
+	var running []struct{ DispatchID string }
+	plane.Admin.Must(t, http.MethodGet, "/api/fetches/running", nil, &running)
+	if len(running) != 1 {
+		t.Fatalf("%d fetches run: %+v", len(running), running)
+	}
+	return runink, running[0].DispatchID
 }
 
 // awaitGone waits until no session of the user is left, and says how long that took.

@@ -34,10 +34,8 @@ func TestRevocationIsToldFirst(t *testing.T) {
 			t.Errorf("before the reason: %s", line)
 		}
 	}
-	if !strings.Contains(before, "ermissions violation") {
-		t.Error("nothing was refused to the runner, so the test shows nothing")
-	}
-	// The server has refused the subscriptions before it passed on the question.
+	// The server has refused the subscriptions before it passed on the question; whether the runner's client tells of that before the answer
+	// comes is its own affair.
 	plane.Stderr.Must(t, "Subscription Violation") // else the test shows nothing; what was written may not be read yet
 	for line := range strings.Lines(plane.Stderr.String()) {
 		if strings.Contains(line, "Subscription Violation") && !strings.Contains(line, "level=DEBUG") {

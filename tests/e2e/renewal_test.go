@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"syscall"
 	"testing"
@@ -70,7 +71,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	}
 	t.Logf("%d fetches, %d renewals", fetches, len(seen)-1)
 
-	// What was replaced, from a backup of the folder. It has not expired.
+	// What was replaced, from a backup of the folder. It has not expired yet, unless this machine is very slow.
 	promoted := plane.Stderr.Must(t, "fingerprint="+hexOf(fingerprintOf(t, seen[len(seen)-1])))
 	placed := runner.Stderr.Must(t, "the renewed certificate is in place")
 	for _, line := range []string{promoted, placed, runner.Stderr.Must(t, "a renewal of the certificate has begun")} {
@@ -81,6 +82,7 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	address := plane.Admin.Runners(t)[runner.ID].Address
 	runner.Signal(t, syscall.SIGKILL)
 	runner.Exit(t)
+	plane.Admin.AwaitRunner(t, runner.ID, false)
 	newest := read()
 	if newest == seen[len(seen)-2] {
 		t.Fatal("nothing was renewed")
@@ -95,9 +97,8 @@ func TestRenewalsUnderLoad(t *testing.T) {
 	old := stack.Start(t, "runner with the old certificate", plane.Bin.CoreRunner, plane.DialledEnv("edge", address), "serve")
 	old.Stderr.Must(t, "listening for the control plane")
 	plane.Admin.Must(t, http.MethodPost, "/api/runners/"+runner.ID+"/connect", nil, nil)
-	plane.Stderr.Must(t, "the link was refused")
-	if !plane.Stderr.Has("is not the one on record") {
-		t.Error("the log does not say that the certificate was replaced")
+	if err := plane.Stderr.Match(regexp.MustCompile(`the link was refused: .* is not the one on record|has not the certificate of`)); err != nil {
+		t.Errorf("the log does not say that the certificate was replaced: %v", err)
 	}
 	if got := plane.Admin.Runners(t)[runner.ID]; got.Health.Dispatchable || strings.Contains(old.Stderr.String(), "the control plane has dialled") {
 		t.Error("a replaced certificate got a link")

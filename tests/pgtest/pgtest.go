@@ -135,7 +135,7 @@ func (c *Cluster) start(bin string, as account, opt options) error {
 			return err
 		}
 		log := filepath.Join(c.files, "log")
-		if err = as.run(c.files, filepath.Join(bin, "pg_ctl"), "start", "--wait", "--timeout=60", "--silent", "--pgdata", data, "--log", log); err == nil {
+		if err = as.run(c.files, filepath.Join(bin, "pg_ctl"), "start", "--wait", "--timeout=120", "--silent", "--pgdata", data, "--log", log); err == nil {
 			return nil
 		}
 		text, readErr := os.ReadFile(log)
@@ -168,7 +168,7 @@ func (c *Cluster) Admin(t testing.TB) *pgx.Conn {
 		t.Fatalf("connect to PostgreSQL: %v", err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := conn.Close(ctx); err != nil {
 			t.Errorf("close the connection to PostgreSQL: %v", err)

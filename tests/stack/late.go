@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"testing"
 	"time"
 )
 
@@ -64,6 +65,31 @@ func lateDispatch(log *Lines, from int) (string, error) {
 		return "", fmt.Errorf("the control plane logs no fetch that was not accepted in time: %w", err)
 	}
 	return aDispatch.FindStringSubmatch(line)[1], nil
+}
+
+// StartFetch starts a command line that fetches for long and returns it when runs, which is told when it ends, says that it does. A fetch that
+// ended Late is asked for again, once; the test fails if that has no excuse.
+func (p *Plane) StartFetch(t testing.TB, runs func(ended <-chan struct{}) bool, args ...string) *Process {
+	t.Helper()
+	for again := false; ; again = true {
+		from := p.Stderr.count()
+		c := Start(t, "runink "+strings.Join(args, " "), p.Bin.Runink, p.RuninkEnv(), args...)
+		if runs(c.Exited()) {
+			return c
+		}
+		status, said := c.Exit(t), c.Stdout.String()+c.Stderr.String()
+		if again || !Late(said) {
+			t.Fatalf("it ended with status %d before its fetch ran: %s", status, said)
+		}
+		id, err := lateDispatch(p.Stderr, from)
+		if err == nil {
+			err = excuse(id, Patience)
+		}
+		if err != nil {
+			t.Fatalf("%v: %s", err, said)
+		}
+		t.Logf("asked for again: %s", said)
+	}
 }
 
 // contains reports whether there is such a line so far.
