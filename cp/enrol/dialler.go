@@ -181,7 +181,12 @@ func (d *Dialler) tendAll(ctx context.Context, tending *sync.WaitGroup) error {
 
 func (d *Dialler) rosterChanged(r roster.Runner) {
 	signal(d.changed)
-	d.wake(r.ID)
+	if t := d.tender(r.ID); t != nil {
+		if r.State == roster.Revoked {
+			t.revoke()
+		}
+		signal(t.wake)
+	}
 	if r.State == "" || r.State == roster.Pending {
 		return
 	}
@@ -212,12 +217,16 @@ func (d *Dialler) Connect(id string) {
 // new one: so the next leaf comes into use (SPEC C8). It does nothing without a link.
 func (d *Dialler) Redial(id string) {
 	if t := d.tender(id); t != nil {
-		signal(t.redial)
+		t.askAnother()
 	}
 }
 
-// Linked reports whether this replica has the link to a runner.
-func (d *Dialler) Linked(id string) bool { return d.Link(id).Connected }
+// Linked reports whether this replica has the link to a runner and is about no other one: a renewal that began beside that would leave a
+// key at the runner, since its leaf is being promoted already.
+func (d *Dialler) Linked(id string) bool {
+	t := d.tender(id)
+	return t != nil && t.settled()
+}
 
 // Link is what this replica knows of its link to a runner.
 func (d *Dialler) Link(id string) LinkState {

@@ -24,7 +24,7 @@ const (
 // RenewerConfig is what a Renewer needs. All but Log are required.
 type RenewerConfig struct {
 	Enroller *Enroller
-	// Linked reports whether this replica has the link to a runner: another replica renews the others.
+	// Linked reports whether this replica has the link to a runner, and makes no other one now: another replica renews the others.
 	Linked func(runnerID string) bool
 	// Order sends a control order to the runner's present session and waits for the answer.
 	Order func(ctx context.Context, ref schemas.RunnerRef, order *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error)
@@ -91,14 +91,17 @@ func (n *Renewer) due() []roster.Runner {
 		if at, ok := n.again[r.ID]; ok {
 			known[r.ID] = at
 		}
-		if n.running[r.ID] || !Due(r, now) || now.Before(known[r.ID]) {
+		if n.running[r.ID] || !Due(r, now) || now.Before(known[r.ID]) || !n.c.Linked(r.ID) {
 			continue
 		}
-		if n.c.Linked(r.ID) {
-			known[r.ID] = now.Add(min(renewRetry, lifeOf(*r.Current)/12))
-			n.running[r.ID] = true
-			due = append(due, r)
+		// The link that there is now may have brought the next leaf into use since all was read.
+		r, there, err := n.c.Enroller.c.Roster.ByID(r.ID)
+		if err != nil || !there || !Due(r, now) {
+			continue
 		}
+		known[r.ID] = now.Add(min(renewRetry, lifeOf(*r.Current)/12))
+		n.running[r.ID] = true
+		due = append(due, r)
 	}
 	n.again = known // who is gone is forgotten
 	return due

@@ -26,6 +26,7 @@ import (
 
 // listener is an enrolled runner as far as it takes links.
 type listener struct {
+	store   *identity.Store
 	slot    intake.Slot
 	arrived chan struct{}
 	addr    string
@@ -37,7 +38,7 @@ func takesLinks(t *testing.T, h *host) *listener {
 	h.stop()
 	store, err := identity.Open(h.dir)
 	must(t, err)
-	l := &listener{arrived: make(chan struct{}, 100)}
+	l := &listener{store: store, arrived: make(chan struct{}, 100)}
 	l.slot.Answers = func(context.Context) bool { return true }
 	l.slot.Arrived = func() { l.arrived <- struct{}{} }
 	i, err := intake.Open(t.Context(), intake.Config{
@@ -86,12 +87,12 @@ type replica struct {
 	stop    func()
 }
 
-func (p *plane) replica(t *testing.T, id string, presence *nats.Conn) *replica {
+func (p *plane) replica(t *testing.T, id string, presence *nats.Conn, options ...func(*enrol.DiallerDeps)) *replica {
 	t.Helper()
 	key, err := nkeys.CreateAccount()
 	must(t, err)
 	r := &replica{id: id, servers: make(chan net.Conn, 100)}
-	r.Dialler, err = enrol.NewDialler(t.Context(), enrol.DiallerDeps{
+	deps := enrol.DiallerDeps{
 		Roster: p.roster, Store: p.store, CA: p.ca, Tokens: enrol.NewLinkTokens(key), Presence: presence, Replica: id, ServerID: "S-" + id,
 		Server: func() (net.Conn, error) {
 			near, far := net.Pipe()
@@ -102,7 +103,11 @@ func (p *plane) replica(t *testing.T, id string, presence *nats.Conn) *replica {
 		Order: func(context.Context, schemas.RunnerRef, *runbusv1.RunnerControl) (*runbusv1.RunnerControlReply, error) {
 			return nil, errors.New("nobody is asked here")
 		},
-	})
+	}
+	for _, o := range options {
+		o(&deps)
+	}
+	r.Dialler, err = enrol.NewDialler(t.Context(), deps)
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
