@@ -88,10 +88,15 @@ func dialled(t *testing.T, plane *stack.Plane, name string) *runner {
 	}
 	r := &runner{ref: ref, nonce: schemas.NewID(), sealing: key.Public(), public: schemas.LeafKey(store.Fingerprint())}
 	r.sign = func(input []byte) ([]byte, error) { return schemas.SignHello(signer, input) }
-	r.client, err = benchOf(plane).connect(t, nats.SetCustomDialer(slot), nats.UserInfoHandler(slot.UserInfo),
-		nats.Name(schemas.ConnectName(ref.Runner, r.nonce)), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)))
-	if err != nil {
-		t.Fatalf("connect over the link: %v", err)
+	for give := time.Now().Add(stack.Patience); ; <-time.After(20 * time.Millisecond) { // a link that was of no use is used up: the next one is dialled
+		r.client, err = benchOf(plane).connect(t, nats.SetCustomDialer(slot), nats.UserInfoHandler(slot.UserInfo),
+			nats.Name(schemas.ConnectName(ref.Runner, r.nonce)), nats.CustomInboxPrefix(schemas.InboxPrefix(ref)))
+		if err == nil {
+			break
+		}
+		if time.Now().After(give) {
+			t.Fatalf("connect over the link: %v", err)
+		}
 	}
 	r.enrol(t)
 	awaitLease(t, benchOf(plane).privileged(t, "sec"), ref.Runner)
@@ -139,7 +144,7 @@ func TestTheHelloOfADialledRunner(t *testing.T) {
 		}
 	}
 	for _, by := range []*runner{r, outbound} {
-		if answer := by.hello(t, by.signedHello(t, by.ref.Runner)); answer.GetError() != nil || answer.GetSession() != by.session {
+		if answer := by.trueHello(t); answer.GetError() != nil || answer.GetSession() != by.session {
 			t.Errorf("afterwards the hello of %s is answered with %v", by.ref, answer)
 		}
 	}

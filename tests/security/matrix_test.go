@@ -64,7 +64,7 @@ func reachesNothingButItsOwn(t *testing.T, link stack.Link) {
 		t.Errorf("the streams in OPS are %q, were %q", names, opsBefore)
 	}
 	// The same connection still does what it may.
-	if answer := s.a1.hello(t, hello); answer.GetError() != nil || answer.GetSession() != s.a1.session {
+	if answer := s.a1.trueHello(t); answer.GetError() != nil || answer.GetSession() != s.a1.session {
 		t.Errorf("afterwards its hello is answered with %v", answer)
 	}
 	t.Logf("%d attempts", s.round)

@@ -133,14 +133,37 @@ func (i *installation) natsWithin(t *testing.T, wait time.Duration, context stri
 	return stack.Start(t, "nats "+strings.Join(args, " "), i.cli, i.env, append([]string{"--context", "runbus-" + context, "--timeout", wait.String()}, args...)...)
 }
 
-// must runs the CLI to its end and returns what it shows.
+// notConnected is what the CLI shows when the server was too slow for it to connect: it tries once.
+var notConnected = regexp.MustCompile(`(?i)expected 'PONG', got 'PING'|authentication timeout|authorization violation|no servers available|i/o timeout`)
+
+// must runs the CLI to its end and returns what it shows; again while it does not come to connect.
 func (i *installation) must(t *testing.T, context string, args ...string) string {
 	t.Helper()
-	p := i.nats(t, context, args...)
-	if status := p.Exit(t); status != 0 {
-		t.Fatalf("%s: status %d: %s %s", p.Name, status, p.Stdout, p.Stderr)
+	for give := time.Now().Add(stack.Patience); ; {
+		p := i.nats(t, context, args...)
+		status := p.Exit(t)
+		if status == 0 {
+			return p.Stdout.String()
+		}
+		if !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) || time.Now().After(give) {
+			t.Fatalf("%s: status %d: %s %s", p.Name, status, p.Stdout, p.Stderr)
+		}
 	}
-	return p.Stdout.String()
+}
+
+// shows starts the CLI with the ops context, which goes on, and returns when await has: again while it ends before that because it did
+// not come to connect.
+func (i *installation) shows(t *testing.T, await func(p *stack.Process) bool, args ...string) *stack.Process {
+	t.Helper()
+	for give := time.Now().Add(stack.Patience); ; {
+		p := i.nats(t, "ops", args...)
+		if await(p) {
+			return p
+		}
+		if !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) || time.Now().After(give) {
+			t.Fatalf("%s: %s %s", p.Name, p.Stdout, p.Stderr)
+		}
+	}
 }
 
 // What an operator sees of a whole dispatch with the stock CLI: each message in readable form, with its type; no row of the
@@ -157,8 +180,7 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	}))
 	t.Cleanup(source.Close)
 
-	watch := i.nats(t, "ops", "sub", "runbus.v1.>", "--translate", "runink decode")
-	i.awaitSubscribed(t, "runbus.v1.>")
+	watch := i.shows(t, func(p *stack.Process) bool { return i.awaitSubscribed(t, "runbus.v1.>", p) }, "sub", "runbus.v1.>", "--translate", "runink decode")
 	_, token := i.api.MintKey(t, "edge")
 	env := map[string]string{
 		"RUNNER_ENROLL_ADDR": strings.TrimPrefix(i.url, "tls://"), "RUNNER_ENROLL_CA": i.ca, "RUNNER_ENROLL_TOKEN": token, "RUNNER_ID": "edge",
@@ -235,9 +257,9 @@ func TestOpsSeeADispatchAndNoRow(t *testing.T) {
 	watch.Exit(t)
 }
 
-// awaitSubscribed returns when the server has the subscription of a running `nats sub`, which doesn't tell itself. It is a state,
-// not an event, so the server is asked again after each answer.
-func (i *installation) awaitSubscribed(t *testing.T, subject string) {
+// awaitSubscribed returns true when the server has the subscription of a running `nats sub`, which doesn't tell itself, and false when that
+// has ended. It is a state, not an event, so the server is asked again after each answer.
+func (i *installation) awaitSubscribed(t *testing.T, subject string, cli *stack.Process) bool {
 	t.Helper()
 	sys := i.privileged(t, "sys")
 	give := time.Now().Add(stack.Patience)
@@ -259,13 +281,17 @@ func (i *installation) awaitSubscribed(t *testing.T, subject string) {
 		}
 		for _, c := range page.Data.Connections {
 			if strings.HasPrefix(c.Name, "NATS CLI") && slices.Contains(c.Subscriptions, subject) {
-				return
+				return true
 			}
 		}
 		if time.Now().After(give) {
 			t.Fatalf("no CLI subscribes %s: %s", subject, answer.Data)
 		}
-		<-time.After(20 * time.Millisecond)
+		select {
+		case <-cli.Exited():
+			return false
+		case <-time.After(20 * time.Millisecond):
+		}
 	}
 }
 
@@ -311,8 +337,10 @@ func TestOpsLookAround(t *testing.T) {
 		})
 	}
 	t.Run("ops kv watch", func(t *testing.T) {
-		watch := i.nats(t, "ops", "kv", "watch", "runbus_heartbeats")
-		watch.Stdout.Must(t, "local.local")
+		watch := i.shows(t, func(p *stack.Process) bool {
+			_, _, err := p.Stdout.Await("local.local", 0)
+			return err == nil
+		}, "kv", "watch", "runbus_heartbeats")
 		// Live, not only what was there: a runner that comes now is shown.
 		_, token := i.api.MintKey(t, "newcomer")
 		r := i.runner(t, token, "newcomer")
