@@ -63,7 +63,24 @@ func newLog(t testing.TB, b *bustest.Bus, s *jetstream.Store, writer string) *Lo
 	if err != nil {
 		t.Fatal(err)
 	}
+	l.flushIn = 3 * time.Minute // on whatever machine
 	return l
+}
+
+// record records an event and returns it. One that is refused because a machine stood still for as long as Record waits, or because other
+// writers were first for so long, may stand in the log or not: the next one is another.
+func record(ctx context.Context, t *testing.T, l *Log, subject string) *runbusv1.AuditEvent {
+	for {
+		e := event("acme", subject)
+		err := l.Record(ctx, e)
+		if err == nil {
+			return e
+		}
+		if schemas.CodeOf(err) != schemas.CodeUnavailable || ctx.Err() != nil {
+			t.Errorf("record %s: %v", subject, err)
+			return e
+		}
+	}
 }
 
 func event(tenant, what string) *runbusv1.AuditEvent {
@@ -101,11 +118,8 @@ func TestGroupCommit(t *testing.T) {
 	var all sync.WaitGroup
 	events := make([]*runbusv1.AuditEvent, n)
 	for i := range events {
-		events[i] = event("acme", fmt.Sprintf("key:%d", i))
 		all.Go(func() {
-			if err := l.Record(ctx, events[i]); err != nil {
-				t.Errorf("record %d: %v", i, err)
-			}
+			events[i] = record(ctx, t, l, fmt.Sprintf("key:%d", i))
 		})
 	}
 	all.Wait()
@@ -134,23 +148,24 @@ func TestTwoWritersOneChain(t *testing.T) {
 	s := openStore(t, b, b.Conn(t, embedded.UserSec))
 	logs := []*Log{newLog(t, b, s, "one"), newLog(t, b, s, "two"), newLog(t, b, s, "three")}
 	var all sync.WaitGroup
+	recorded := make(chan string, len(logs)*4*25)
 	for _, l := range logs {
 		run(t, l)
 		for g := range 4 {
 			all.Go(func() {
 				for i := range 25 {
-					if err := l.Record(ctx, event("acme", fmt.Sprintf("%s-%d-%d", l.writer, g, i))); err != nil {
-						t.Errorf("record: %v", err)
-						return
-					}
+					recorded <- record(ctx, t, l, fmt.Sprintf("%s-%d-%d", l.writer, g, i)).GetId()
 				}
 			})
 		}
 	}
 	all.Wait()
+	close(recorded)
 	found := ids(t, s)
-	if len(found) != len(logs)*4*25 {
-		t.Fatalf("%d events are there", len(found))
+	for id := range recorded {
+		if found[id] != 1 {
+			t.Fatalf("event %s, which was recorded, is there %d times", id, found[id])
+		}
 	}
 	for id, n := range found {
 		if n != 1 {
@@ -313,15 +328,12 @@ func TestUnavailable(t *testing.T) {
 	cut := nc.StatusChanged(nats.RECONNECTING)
 	b.Shutdown()
 	<-cut // from here on nothing can have been sent
-	short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
+	over := errors.New("the caller's time is over")
+	short, cancel := context.WithTimeoutCause(ctx, 500*time.Millisecond, over)
 	defer cancel()
 	refused := event("acme", "during")
-	began := time.Now()
-	if err := l.Record(short, refused); schemas.CodeOf(err) != schemas.CodeUnavailable {
+	if err := l.Record(short, refused); schemas.CodeOf(err) != schemas.CodeUnavailable || !errors.Is(err, over) { // and not its own 10 s
 		t.Fatalf("record without JetStream: %v", err)
-	}
-	if took := time.Since(began); took > 30*time.Second { // sixty times as long
-		t.Fatalf("record took %v", took)
 	}
 	noted := event("acme", "noted")
 	l.Note(noted)

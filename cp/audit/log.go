@@ -54,7 +54,8 @@ type Log struct {
 
 	crowded atomic.Bool // crowd is not nil
 
-	body []byte // the last batch of several parts, for its memory; belongs to Run
+	body    []byte        // the last batch of several parts, for its memory; belongs to Run
+	flushIn time.Duration // flushWait
 
 	closing sync.Once
 	last    []func() // of AtClose; guarded by mu
@@ -113,7 +114,7 @@ func New(ctx context.Context, store *jetstream.Store, writer string, log *slog.L
 	if log == nil {
 		log = slog.Default()
 	}
-	l := &Log{store: store, writer: writer, log: log, wake: make(chan struct{}, 1)}
+	l := &Log{store: store, writer: writer, log: log, wake: make(chan struct{}, 1), flushIn: flushWait}
 	if err := l.reload(ctx); err != nil {
 		return nil, fmt.Errorf("open the audit log: %w", err)
 	}
@@ -185,7 +186,7 @@ func (l *Log) Run(ctx context.Context) error {
 		l.mu.Lock()
 		l.close()
 		l.mu.Unlock()
-		timer := time.NewTimer(flushWait)
+		timer := time.NewTimer(l.flushIn)
 		defer timer.Stop()
 		select {
 		case <-timer.C:
