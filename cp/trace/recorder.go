@@ -55,6 +55,7 @@ type Recorder struct {
 	d       Deps
 	wake    chan struct{}
 	metrics metrics
+	flushIn time.Duration // flushWait
 
 	mu      sync.Mutex
 	live    map[string]*Live // running, or ended and not stored yet; by dispatch
@@ -91,7 +92,7 @@ func New(d Deps) (*Recorder, error) {
 	if d.Now == nil {
 		d.Now = time.Now
 	}
-	r := &Recorder{d: d, wake: make(chan struct{}, 1), live: make(map[string]*Live), shown: make(map[string]bool)}
+	r := &Recorder{d: d, wake: make(chan struct{}, 1), live: make(map[string]*Live), shown: make(map[string]bool), flushIn: flushWait}
 	var err error
 	r.metrics, err = newMetrics(d.Metrics)
 	return r, err
@@ -221,7 +222,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 			r.mu.Lock()
 			r.closed = true
 			r.mu.Unlock()
-			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), flushWait)
+			last, cancel := context.WithTimeout(context.WithoutCancel(ctx), r.flushIn)
 			defer cancel()
 			r.flush(last)
 			return nil

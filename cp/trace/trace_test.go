@@ -50,6 +50,7 @@ func (s *scene) recorder(t *testing.T, replica string) *Recorder {
 	t.Helper()
 	r, err := New(Deps{Store: s.store, Replica: replica, Log: s.Log, Now: func() time.Time { return s.now }, Metrics: prometheus.NewRegistry()})
 	must(t, err)
+	r.flushIn = 3 * time.Minute // on whatever machine
 	t.Cleanup(r.Close)
 	return r
 }
