@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -15,9 +14,6 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// credentialsWithin bounds what goes before the credentials, their record and the look for the key: the runner's slot waits 5 s for them.
-const credentialsWithin = 4 * time.Second
-
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
 // them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
 func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
@@ -25,7 +21,7 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 		{Name: "names", Value: clip(strings.Join(slices.Sorted(maps.Keys(run.secrets)), ","), 256)},
 		{Name: "runner", Value: run.runner.Ref.Runner}, run.source(),
 	}
-	durable, cancel := context.WithTimeout(ctx, credentialsWithin)
+	durable, cancel := context.WithTimeout(ctx, d.d.CredentialsWithin)
 	defer cancel()
 	key, err := d.d.Registry.SealingKey(durable, run.runner.Ref, run.runner.Session)
 	if err != nil {

@@ -36,6 +36,9 @@ type Deps struct {
 	Timeout time.Duration
 	// AcceptWithin is how long a runner has to accept an assignment. Zero means 2s.
 	AcceptWithin time.Duration
+	// CredentialsWithin bounds what goes before the credentials of a work that was accepted, their record and the look for the runner's key.
+	// Zero means 4s: the runner's slot waits 5 s for them.
+	CredentialsWithin time.Duration
 	// ConfirmWithin is how long a runner has to confirm that it stopped a work. Zero means 5s.
 	ConfirmWithin time.Duration
 	// Managed makes sure that the tenant's managed runner is up, before a fetch on it is sent there, and keeps it up until release is
@@ -69,7 +72,8 @@ type Dispatcher struct {
 	began     time.Time // of clock
 	ownClock  bool      // Deps.Now was given
 	ticks     atomic.Int64
-	coarse    atomic.Int64  // clock at the last look
+	coarse    atomic.Int64  // clock at the last look, or when there was something to look at again
+	stood     atomic.Int64  // how long looks came too late, all in all: see look
 	busy      chan struct{} // room for one: mind has something to do
 	closing   chan struct{} // closed to end mind
 	minded    chan struct{} // closed when mind has ended
@@ -90,6 +94,7 @@ func New(d Deps) (*Dispatcher, error) {
 	}
 	d.Timeout = cmp.Or(d.Timeout, 10*time.Minute)
 	d.AcceptWithin = cmp.Or(d.AcceptWithin, 2*time.Second)
+	d.CredentialsWithin = cmp.Or(d.CredentialsWithin, 4*time.Second)
 	d.ConfirmWithin = cmp.Or(d.ConfirmWithin, 5*time.Second)
 	d.Log = cmp.Or(d.Log, slog.Default())
 	ownClock := d.Now != nil
@@ -215,6 +220,7 @@ func (d *Dispatcher) enter(r *run, given bool) error {
 	d.running.add(r)
 	if !d.minding {
 		d.minding = true
+		d.coarse.Store(d.clock())
 		select {
 		case d.busy <- struct{}{}:
 		default:

@@ -41,7 +41,7 @@ func newEnv(t testing.TB, configure func(*dispatch.Deps), reg func(*registry.Dep
 	deps := dispatch.Deps{
 		Bus: bus.NewConn(e.Conn(t, embedded.UserDispatch)), Registry: e.Registry, Audit: e.Audit, Metrics: e.Metrics,
 		Copies: e.copies.add, Log: e.Log, Now: e.Clock.Now,
-		AcceptWithin: rt.Patience, ConfirmWithin: rt.Patience, // what does not come in time is a test of its own
+		AcceptWithin: rt.Patience, CredentialsWithin: rt.Patience, ConfirmWithin: rt.Patience, // what does not come in time is a test of its own
 	}
 	var err error
 	e.record, err = trace.New(trace.Deps{Store: e.Store, Replica: "test", Metrics: e.Metrics, Log: e.Log, Now: e.Clock.Now})
@@ -68,11 +68,16 @@ func newEnv(t testing.TB, configure func(*dispatch.Deps), reg func(*registry.Dep
 	return e
 }
 
-// young stops the clock when the runner's session has just begun.
+// young stops the clock when the runner's session and its link have just begun.
 func (e *env) young(t *testing.T) {
 	t.Helper()
 	e.Clock.Hold()
-	e.Clock.Advance(e.Candidate(t, "edge-1").SessionAt.Sub(e.Clock.Now()))
+	c := e.Candidate(t, "edge-1")
+	begun := c.SessionAt
+	if c.LinkAt.After(begun) { // it is heard of by a way of its own
+		begun = c.LinkAt
+	}
+	e.Clock.Advance(begun.Sub(e.Clock.Now()))
 }
 
 // unconfirmed is for tests in which the runner does not answer a cancel.

@@ -95,6 +95,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 	}
 	published := d.d.Now()
 	within := min(d.d.AcceptWithin, run.timeout)
+	run.stood = d.stood.Load()
 	run.dueAt(d.clockAt(published) + int64(within))
 	if end := d.publish(run, published.Add(within)); end != nil {
 		return end

@@ -12,6 +12,9 @@ import (
 // seen that a caller has gone.
 const tickEvery = 20 * time.Millisecond
 
+// late is how long after the one before a look comes at which this process, or all of this machine, has stood still for a while.
+const late = 4 * tickEvery
+
 // clock is a monotonic time in nanoseconds, from 1 on.
 func (d *Dispatcher) clock() int64 { return int64(time.Since(d.began)) + 1 }
 
@@ -48,8 +51,13 @@ func (d *Dispatcher) mind() {
 
 // look wakes the dispatches that are out of time, or whose caller has gone, gives a guard to those whose sink does not return, and has the
 // audit told of those that have run for a while. It returns false when nothing runs.
+//
+// A look that comes late tells that this process stood still: what came meanwhile may not be read yet.
 func (d *Dispatcher) look() bool {
 	now, tick := d.clock(), d.ticks.Add(1)
+	if gap := now - d.coarse.Load(); gap >= int64(late) {
+		d.stood.Add(gap)
+	}
 	d.coarse.Store(now)
 	d.mu.Lock()
 	defer d.mu.Unlock()

@@ -55,6 +55,16 @@ func (s *stream) take() (arrival, bool) {
 
 func (s *stream) ready() <-chan struct{} { return s.receiver.Ready() }
 
+// spared reports whether the run, of which no acceptance came in time, has more time for it: for as long as this process stood still since
+// the last time, it would not have heard of one, and a standstill is no fault of the runner's. The deadline of all stays.
+func (d *Dispatcher) spared(run *run, now int64) bool {
+	stood := d.stood.Load()
+	due := min(run.due+stood-run.stood, max(run.due, run.endsAt))
+	run.stood = stood
+	run.dueAt(due)
+	return now < due
+}
+
 // dueAt sets the time, by Dispatcher.clock, at which the run is out of time.
 func (r *run) dueAt(at int64) {
 	r.due = at
@@ -83,6 +93,8 @@ func (d *Dispatcher) overtaken(run *run) *ending {
 		return nil
 	case run.accepted:
 		return ended(d.outOfTime(run))
+	case d.spared(run, now):
+		return nil
 	}
 	return ended(d.notAccepted(run, min(d.d.AcceptWithin, run.timeout)))
 }

@@ -96,6 +96,7 @@ type facts struct {
 	hadGuard bool            // a call of the sink had one
 
 	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end
+	stood   int64 // of Dispatcher.stood, what due has in it
 	lingers int64 // time at which a lost runner's last words are no longer waited for; 0 while it isn't lost
 
 	// Guarded by mu.
