@@ -115,7 +115,7 @@ func TestCancelByAnIDThatCameBeforeTheAnswer(t *testing.T) {
 					deleted <- r.URL.Path
 				case r.Method == http.MethodDelete:
 					deleted <- r.URL.Path
-					problemAnswer(404, `{"code":"not_found","detail":"no such dispatch"}`)(w, r)
+					problemAnswer(503, `{"code":"unavailable","detail":"not now"}`)(w, r)
 				case c.told:
 					deleted <- <-deleted
 					problemAnswer(409, `{"code":"cancelled","detail":"stopped by the runner","outcome":"cancelled","dispatchId":"D1"}`)(w, r)

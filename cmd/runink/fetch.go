@@ -125,12 +125,17 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	defer hangUp()
 	var asked exchange
 	release := context.AfterFunc(ctx, func() {
-		if id := asked.dispatch(); id != "" { // else nothing was accepted yet: a closed connection cancels as well
-			wait, cancel := context.WithTimeout(call, cancelWait)
-			defer cancel()
-			if f.api.call(wait, http.MethodDelete, "/api/fetches/"+url.PathEscape(id), nil, nil) == nil {
-				<-wait.Done() // the outcome comes meanwhile, and ends call
-			}
+		id := asked.dispatch()
+		if id == "" { // nothing was accepted yet: a closed connection cancels as well
+			asked.givenUp.Store(true)
+			hangUp()
+			return
+		}
+		wait, cancel := context.WithTimeout(call, cancelWait)
+		defer cancel()
+		err := f.api.call(wait, http.MethodDelete, "/api/fetches/"+url.PathEscape(id), nil, nil)
+		if err == nil || schemas.CodeOf(err) == schemas.CodeNotFound { // it had ended just then
+			<-wait.Done() // the outcome comes meanwhile, and ends call
 		}
 		hangUp()
 	})
@@ -158,7 +163,10 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	asked.told(id)
 	result, err := take(resp)
 	if err != nil && call.Err() != nil && schemas.CodeOf(err) == schemas.CodeOutcomeUnknown {
-		err = cancelled(id) // this side hung up
+		err = cancelled(id)       // this side hung up
+		if asked.givenUp.Load() { // before the answer came, which had begun by then
+			err = cancelled("")
+		}
 	}
 	return result, process.WithDispatch(err, cmp.Or(id, f.accepted.DispatchID, result.DispatchID))
 }
@@ -185,6 +193,7 @@ func cut(cause error, dispatch string) error {
 // exchange is how far a request got.
 type exchange struct {
 	sent, answered atomic.Bool
+	givenUp        atomic.Bool            // this side hung up before the id was known
 	id             atomic.Pointer[string] // of the dispatch, told in an interim response or with the answer
 }
 
