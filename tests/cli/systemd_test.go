@@ -2,6 +2,7 @@ package cli
 
 import (
 	"fmt"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
@@ -21,6 +22,45 @@ import (
 // TestRunnerTellsItsServiceManager plays systemd: the runner says that it is up before it has reached anybody, that it is alive
 // as often as it must, and that it stops.
 func TestRunnerTellsItsServiceManager(t *testing.T) {
+	p, told := managed(t, map[string]string{"WATCHDOG_USEC": "300000"})
+	told("READY=1")
+	told("WATCHDOG=1")
+	told("WATCHDOG=1")
+	p.Signal(t, syscall.SIGTERM)
+	told("STOPPING=1")
+	if status := p.Exit(t); status != 0 {
+		t.Fatalf("exit status %d: %s", status, p.Stderr)
+	}
+}
+
+// A service manager may reload or stop what says that it is up, at once.
+func TestRunnerThatIsUpHeedsSignals(t *testing.T) {
+	policy := filepath.Join(t.TempDir(), "policy.yaml")
+	if err := os.WriteFile(policy, []byte("version: 1\ndefault: allow\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, reload := range []bool{true, false} {
+		p, told := managed(t, map[string]string{"RUNNER_POLICY": policy})
+		told("READY=1")
+		signals := []syscall.Signal{syscall.SIGTERM}
+		if reload {
+			signals = []syscall.Signal{syscall.SIGHUP, syscall.SIGTERM}
+		}
+		for _, s := range signals {
+			if err := syscall.Kill(p.PID, s); err != nil { // p.Signal takes a moment
+				t.Fatal(err)
+			}
+		}
+		told("STOPPING=1")
+		if status := p.Exit(t); status != 0 {
+			t.Errorf("reloaded: %v; exit status %d: %s", reload, status, p.Stderr)
+		}
+	}
+}
+
+// managed starts a runner that reaches nobody, with a service manager. told waits until that was told of a state.
+func managed(t *testing.T, env map[string]string) (p *stack.Process, told func(state string)) {
+	t.Helper()
 	token, _, err := schemas.NewServiceToken("acme")
 	if err != nil {
 		t.Fatal(err)
@@ -30,34 +70,26 @@ func TestRunnerTellsItsServiceManager(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = manager.Close() }()
-	told := func(want string) {
+	t.Cleanup(func() { _ = manager.Close() })
+	all := map[string]string{
+		"RUNNER_ENROLL_ADDR": "127.0.0.1:1", "RUNNER_ENROLL_TOKEN": token, "CORE_RUNNER_STATE_DIR": t.TempDir(), "NOTIFY_SOCKET": path,
+	}
+	maps.Copy(all, env)
+	return stack.Start(t, "core-runner", binaries(t).CoreRunner, all, "serve"), func(state string) {
 		t.Helper()
-		if err := manager.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		if err := manager.SetReadDeadline(time.Now().Add(stack.Patience)); err != nil {
 			t.Fatal(err)
 		}
 		b := make([]byte, 256)
 		for {
 			n, _, err := manager.ReadFrom(b)
 			if err != nil {
-				t.Fatalf("waiting for %s: %v", want, err)
+				t.Fatalf("waiting for %s: %v", state, err)
 			}
-			if string(b[:n]) == want {
+			if string(b[:n]) == state {
 				return
 			}
 		}
-	}
-	p := stack.Start(t, "core-runner", binaries(t).CoreRunner, map[string]string{
-		"RUNNER_ENROLL_ADDR": "127.0.0.1:1", "RUNNER_ENROLL_TOKEN": token, "CORE_RUNNER_STATE_DIR": t.TempDir(),
-		"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "300000",
-	}, "serve")
-	told("READY=1")
-	told("WATCHDOG=1")
-	told("WATCHDOG=1")
-	p.Signal(t, syscall.SIGTERM)
-	told("STOPPING=1")
-	if status := p.Exit(t); status != 0 {
-		t.Fatalf("exit status %d: %s", status, p.Stderr)
 	}
 }
 

@@ -61,7 +61,7 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 		return err
 	}
 	defer process.RelaxMemory()()
-	supervisor := process.Supervise(log, a.Alive)
+	supervisor := process.NewSupervisor(log)
 	defer supervisor.Close()
 	release := process.OnStop(func() {
 		supervisor.Stopping()
@@ -71,5 +71,6 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*r
 	if cfg.Policy != "" { // without, SIGHUP ends the process as ever
 		defer process.OnHangup(a.ReloadPolicy)()
 	}
+	supervisor.Up(a.Alive) // now that its signals do what they mean
 	return a.Run(ctx)
 }

@@ -15,20 +15,23 @@ type Supervisor struct {
 	once sync.Once
 }
 
-// Supervise tells the service manager that the process is up and, if it watches over it (WatchdogSec of systemd), that it still is:
-// three times in each span that the manager waits, each time after alive has returned. alive must block while the process is
-// stuck.
-func Supervise(log *slog.Logger, alive func()) *Supervisor {
-	s := &Supervisor{log: log, done: make(chan struct{})}
+// NewSupervisor has told nothing yet.
+func NewSupervisor(log *slog.Logger) *Supervisor {
+	return &Supervisor{log: log, done: make(chan struct{})}
+}
+
+// Up tells the service manager that the process is up and, if it watches over it (WatchdogSec of systemd), that it still is: three
+// times in each span that the manager waits, each time after alive has returned. alive must block while the process is stuck. Call it
+// once, when the process heeds its signals: the manager may send one at once.
+func (s *Supervisor) Up(alive func()) {
 	s.tell(daemon.SdNotifyReady)
 	within, err := daemon.SdWatchdogEnabled(false)
 	if err != nil {
-		log.Warn("WATCHDOG_USEC is not usable: the service manager's watchdog will end this process", "error", err)
+		s.log.Warn("WATCHDOG_USEC is not usable: the service manager's watchdog will end this process", "error", err)
 	}
 	if within > 0 {
 		go s.watch(within/3, alive) // not waited for: it may be stuck in alive, which is what it is there to show
 	}
-	return s
 }
 
 func (s *Supervisor) watch(every time.Duration, alive func()) {
