@@ -308,9 +308,9 @@ func watchClosed(ctx context.Context, name string, nc *nats.Conn) error {
 
 func unsubscribe(s *nats.Subscription) { _ = s.Unsubscribe() } // fails only on a closed connection
 
-// flush waits until the server has taken what was sent.
+// flush waits until the server has taken what was sent. It is part of a start, which fails when it does, and so as patient as that.
 func flush(ctx context.Context, nc *nats.Conn) error {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	return nc.FlushWithContext(ctx)
 }
