@@ -100,10 +100,14 @@ func startUp(t *testing.T, home, dir string, args ...string) *up {
 	return u
 }
 
-// runink runs a command with the context that up wrote.
-func (u *up) runink(t *testing.T, args ...string) result {
+// runink runs a command with the context that up wrote, a fetch that ended late once more.
+func (u *up) runink(t *testing.T, args ...string) (r result) {
 	t.Helper()
-	return run(t, u.bin.Runink, u.env, args...)
+	stack.Again(t, u.Stderr, func() (int, string) {
+		r = run(t, u.bin.Runink, u.env, args...)
+		return r.status, r.stdout + r.stderr
+	})
+	return r
 }
 
 // awaitGone asks until a process that is nobody's child here has ended.

@@ -91,6 +91,25 @@ func (p *terminal) await(t *testing.T, text string) {
 	}
 }
 
+// awaitOr reads the screen until the event, or until the program has ended.
+func (p *terminal) awaitOr(t *testing.T, what string, event <-chan struct{}) bool {
+	t.Helper()
+	timeout := time.After(stack.Patience)
+	for {
+		select {
+		case <-event:
+			return true
+		case b, open := <-p.screen:
+			if !open {
+				return false
+			}
+			p.seen.Write(b)
+		case <-timeout:
+			t.Fatalf("waited for %s:\n%q", what, p.seen.String())
+		}
+	}
+}
+
 func (p *terminal) exit(t *testing.T) int {
 	t.Helper()
 	timeout := time.After(stack.Patience)
@@ -117,9 +136,15 @@ func TestCtrlCOnATerminal(t *testing.T) {
 		if err := os.WriteFile(out, []byte("old"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		p := onTerminal(t, u.env, u.bin.Runink, "fetch", "run", "--runner", "local", "--source", "http", "--set", "url="+url, "--set", "format=jsonl",
-			"--format", format, "--out", out)
-		await(t, "the request", opened)
+		var p *terminal
+		stack.Again(t, u.Stderr, func() (int, string) {
+			p = onTerminal(t, u.env, u.bin.Runink, "fetch", "run", "--runner", "local", "--source", "http", "--set", "url="+url, "--set", "format=jsonl",
+				"--format", format, "--out", out)
+			if p.awaitOr(t, "the request", opened) {
+				return 0, ""
+			}
+			return p.exit(t), p.seen.String()
+		})
 		p.await(t, "\x1b") // the bar moves the cursor
 		if _, err := p.keyboard.WriteString("\x03"); err != nil {
 			t.Fatal(err)

@@ -86,3 +86,25 @@ func TestLateDispatch(t *testing.T) {
 		t.Errorf("%q in a log without", id)
 	}
 }
+
+// A command line is run again, once, and only for what is Late.
+func TestAgain(t *testing.T) {
+	t.Cleanup(func() { lates.Store(0) })
+	const refusal = "runner \"edge-1\" is offline: no answer"
+	p := logs(t, "level=WARN msg=\"an assignment came too late and was dropped unrun\" dispatch="+lateID+"\n")
+	for _, c := range []struct {
+		status int
+		text   string
+		calls  int
+	}{{0, refusal, 1}, {3, "runner \"edge-1\" is offline: not connected", 1}, {3, refusal, 2}} {
+		calls := 0
+		Again(t, p.Stderr, func() (int, string) {
+			calls++
+			p.Stderr.readFrom(strings.NewReader("level=INFO msg=\"fetch ended\" dispatch="+lateID+" error=\""+c.text+"\"\n"), nil, func(string) {})
+			return c.status, c.text
+		})
+		if calls != c.calls {
+			t.Errorf("status %d, %q: run %d times", c.status, c.text, calls)
+		}
+	}
+}

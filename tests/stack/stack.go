@@ -125,20 +125,11 @@ func (p *Plane) awaitEnrolled(t testing.TB, r *Runner) {
 // again, once; the test fails if that has no excuse.
 func (p *Plane) Runink(t testing.TB, args ...string) (stdout, stderr string, status int) {
 	t.Helper()
-	from := p.Stderr.count()
-	stdout, stderr, status = p.runink(t, args)
-	if status == 0 || !Late(stdout+stderr) {
-		return stdout, stderr, status
-	}
-	id, err := lateDispatch(p.Stderr, from)
-	if err == nil {
-		err = excuse(id, Patience)
-	}
-	if err != nil {
-		t.Fatalf("%v: %s%s", err, stdout, stderr)
-	}
-	t.Logf("asked for again: %s%s", stdout, stderr)
-	return p.runink(t, args)
+	Again(t, p.Stderr, func() (int, string) {
+		stdout, stderr, status = p.runink(t, args)
+		return status, stdout + stderr
+	})
+	return stdout, stderr, status
 }
 
 func (p *Plane) runink(t testing.TB, args []string) (stdout, stderr string, status int) {
