@@ -34,7 +34,12 @@ func TestWhatNextCanBePasted(t *testing.T) {
 			text, _, _ := strings.Cut(command, "#")
 			shell = strings.Fields(text)
 		}
-		if r := run(t, shell[0], env, shell[1:]...); r.status != 0 || r.stdout == "" {
+		var r result
+		stack.Again(t, p.Stderr, func() (int, string) {
+			r = run(t, shell[0], env, shell[1:]...)
+			return r.status, r.stdout + r.stderr
+		})
+		if r.status != 0 || r.stdout == "" {
 			t.Errorf("%s: %+v", command, r)
 		} else if strings.Contains(command, "fetch run") && !strings.Contains(r.stdout, "Hydrogen") {
 			t.Errorf("%s: %s", command, r.stdout)
@@ -141,10 +146,12 @@ func wantFetch(t *testing.T, u *up) {
 
 func TestKilledUpTakesItsChildrenAlong(t *testing.T) {
 	u := startUp(t, t.TempDir(), filepath.Join(t.TempDir(), "data"))
+	managed, _ := u.console(t)
 	u.Signal(t, syscall.SIGKILL)
 	u.Exit(t)
 	awaitGone(t, "runner", u.RunnerPID)
 	awaitGone(t, "control plane", u.PlanePID)
+	awaitGone(t, "managed runner", managed)
 }
 
 func TestUpThatCannotStart(t *testing.T) {
