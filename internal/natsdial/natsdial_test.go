@@ -66,6 +66,13 @@ func TestConnect(t *testing.T) {
 	}
 	nc.Close()
 
+	url, taken = server(t, "-ERR 'Authentication Timeout'", "PONG")
+	nc, err = natsdial.Connect(time.Minute, url, options...)
+	if err != nil || taken.Load() != 2 {
+		t.Fatalf("whom the server turned away since it was slow: %v after %d connections", err, taken.Load())
+	}
+	nc.Close()
+
 	url, taken = server(t, "-ERR 'Authorization Violation'", "PONG")
 	if _, err := natsdial.Connect(time.Minute, url, options...); !errors.Is(err, nats.ErrAuthorization) || taken.Load() != 1 {
 		t.Errorf("%v after %d connections", err, taken.Load())
@@ -76,5 +83,31 @@ func TestConnect(t *testing.T) {
 	}
 	if n := taken.Load(); n > 2 { // the pause after the first try is as long as all may take
 		t.Errorf("a server that never answers was dialled %d times", n)
+	}
+}
+
+// pipes is a server in this process that closes the first connection that it has without a word, and lets no other in.
+type pipes struct{ made atomic.Int32 }
+
+var errNoSecond = errors.New("there is no second one")
+
+func (p *pipes) InProcessConn() (net.Conn, error) {
+	if p.made.Add(1) > 1 {
+		return nil, errNoSecond
+	}
+	client, server := net.Pipe()
+	go func() {
+		_, _ = server.Write([]byte(`INFO {"server_id":"S","max_payload":1048576}` + "\r\n"))
+		_ = server.Close()
+	}()
+	return client, nil
+}
+
+// What a server in the same process says last may not come through: its end of the pipe is closed while the client writes.
+func TestConnectInProcess(t *testing.T) {
+	p := new(pipes)
+	nc, err := natsdial.Connect(time.Minute, "", nats.InProcessServer(p), nats.NoReconnect(), nats.Timeout(time.Minute))
+	if !errors.Is(err, errNoSecond) {
+		t.Errorf("%v, %v after %d connections", nc, err, p.made.Load())
 	}
 }
