@@ -22,10 +22,13 @@ func (c *ControlPlane) openLinks(ctx context.Context) error {
 	log := c.cfg.Log.With("part", "enrol")
 	c.tokens = enrol.NewLinkTokens(c.keys.Issuer())
 	enroller := enrol.NewEnroller(enrol.Config{CA: c.runnerCA, Roster: c.roster, Audit: c.audit, LeafLife: c.cfg.LeafLife, Log: log, Step: c.cfg.Step})
-	c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
-		Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
-		Replica: c.replica, ServerID: c.server.ID(), Server: c.takenLink, Exchange: enroller.Exchange, Order: c.order,
-		Handover: c.registry.Handover, Rules: c.dialRules(), Log: log,
+	err = patiently(ctx, c.cfg.Log, "links", func() (err error) {
+		c.dialler, err = enrol.NewDialler(ctx, enrol.DiallerDeps{
+			Roster: c.roster, Store: c.store, CA: c.runnerCA, Tokens: c.tokens, Presence: presence,
+			Replica: c.replica, ServerID: c.server.ID(), Server: c.takenLink, Exchange: enroller.Exchange, Order: c.order,
+			Handover: c.registry.Handover, Rules: c.dialRules(), Log: log,
+		})
+		return err
 	})
 	if err != nil {
 		return err
