@@ -102,7 +102,7 @@ func (w *world) fetch(j *job) {
 func (w *world) unheard(j *job) bool {
 	switch j.outcome() {
 	case "refused":
-		return stack.Late(j.final.Message) && w.executed(j) == 0
+		return (stack.Late(j.final.Message) || unheard.MatchString(j.final.Message)) && w.executed(j) == 0
 	case "failed":
 		return !j.accepted && unheard.MatchString(j.final.Message)
 	}

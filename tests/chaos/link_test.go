@@ -70,9 +70,14 @@ func (l *link) end() {
 // startProxy listens for links to p.target until the test ends.
 func startProxy(t testing.TB, p *proxy) *proxy {
 	t.Helper()
-	p.t, p.address, p.links = t, stack.FreeAddress(t, "127.0.0.1:0"), map[*link]bool{} // it is listened on again after refuse
-	if err := p.listen(); err != nil {
-		t.Fatal(err)
+	p.t, p.links = t, map[*link]bool{}
+	for tries := 1; ; tries++ {
+		p.address = stack.FreeAddress(t, "127.0.0.1:0") // it is listened on again after refuse
+		if err := p.listen(); err == nil {
+			break
+		} else if tries == 10 { // else somebody else took it meanwhile
+			t.Fatal(err)
+		}
 	}
 	t.Cleanup(func() {
 		p.heal()
