@@ -151,14 +151,20 @@ func TestOneWinnerOfFiftyClaims(t *testing.T) {
 	}
 	const claims = 50
 	var won, used atomic.Int32
+	var unavailable atomic.Int32 // attempts, which may have taken effect or be in the audit all the same
 	var winner atomic.Value
 	var all sync.WaitGroup
 	for i := range claims {
 		all.Go(func() {
 			c := claim(runner, minted, fmt.Sprint("key ", i))
+			tries := 1
 			certificate, again, err := replicas[i%len(replicas)].Consume(t.Context(), c)
+			for ; schemas.CodeOf(err) == schemas.CodeUnavailable && t.Context().Err() == nil; tries++ { // a busy machine's: who is told so asks again
+				unavailable.Add(1)
+				certificate, again, err = replicas[i%len(replicas)].Consume(t.Context(), c)
+			}
 			switch {
-			case err == nil && !again && string(certificate) == string(c.CertificatePEM):
+			case err == nil && (!again || tries > 1) && string(certificate) == string(c.CertificatePEM):
 				won.Add(1)
 				winner.Store(c.Leaf.Fingerprint)
 			case errors.Is(err, ErrTokenUsed):
@@ -183,8 +189,8 @@ func TestOneWinnerOfFiftyClaims(t *testing.T) {
 			double++
 		}
 	}
-	if double != claims-1 {
-		t.Errorf("%d double uses are audited", double)
+	if double < claims-1 || double > claims-1+int(unavailable.Load()) {
+		t.Errorf("%d double uses are audited, after %d attempts that the registry had no time for", double, unavailable.Load())
 	}
 }
 

@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/org-runink/runbus/schemas"
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
@@ -148,9 +150,18 @@ func TestWhatIsOwedIsRecordedOnce(t *testing.T) {
 		return nil
 	}))
 	var renewals sync.WaitGroup
+	var unavailable atomic.Int32 // attempts, which may have taken effect all the same
 	for _, runner := range runners {
 		renewals.Go(func() {
-			if err := e.r.SetNext(t.Context(), runner.ID, runner.Current.Fingerprint, leaf("next of "+runner.Name)); err != nil {
+			renew := func() error {
+				return e.r.SetNext(t.Context(), runner.ID, runner.Current.Fingerprint, leaf("next of "+runner.Name))
+			}
+			err := renew()
+			for schemas.CodeOf(err) == schemas.CodeUnavailable && t.Context().Err() == nil { // a busy machine's: who is told so asks again
+				unavailable.Add(1)
+				err = renew()
+			}
+			if err != nil {
 				t.Errorf("%s: %v", runner.Name, err)
 			}
 		})
@@ -158,10 +169,12 @@ func TestWhatIsOwedIsRecordedOnce(t *testing.T) {
 	renewals.Wait()
 	times := map[string]int{}
 	for _, event := range e.events(t, "runner.certificate.next") {
-		times[event.GetId()]++
+		if event.GetOutcome() == "ok" {
+			times[event.GetId()]++
+		}
 	}
-	if len(times) != mostOwed+together {
-		t.Errorf("%d events are recorded, want %d", len(times), mostOwed+together)
+	if n := len(times); n < mostOwed+together || n > mostOwed+together+int(unavailable.Load()) {
+		t.Errorf("%d events are recorded, want %d, after %d attempts that the registry had no time for", n, mostOwed+together, unavailable.Load())
 	}
 	for id, n := range times {
 		if n != 1 {
