@@ -27,6 +27,7 @@ func TestTheRunnerIsKilledAtEveryStepOfAnEnrolment(t *testing.T) {
 				s.killed(s.doomedRunner(step, made.Ticket))
 				s.start(made.Ticket)
 				s.dial(p.Admin)
+				s.enrolled()
 				s.one(p, "runner.enrol")
 			})
 		}
@@ -53,6 +54,7 @@ func TestTheRunnerIsKilledAtEveryStepOfARenewal(t *testing.T) {
 				}
 				s.start("")
 				s.dial(p.Admin)
+				s.enrolled() // the control plane may not know yet that the process before is gone
 				s.one(p, "runner.certificate.promote", old)
 				if s.record(p).pinned(old) {
 					t.Error("the old certificate is still valid")

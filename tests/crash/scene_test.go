@@ -87,6 +87,15 @@ func (s *scene) start(ticket string) {
 	s.runner.Stderr.Must(s.t, "listening for the control plane")
 }
 
+// enrolled waits until the runner that was started last says that it has a session.
+func (s *scene) enrolled() {
+	s.t.Helper()
+	var ready struct{ RunnerID string }
+	if stack.ReadyLine(s.t, s.runner, &ready); ready.RunnerID != s.id {
+		s.t.Errorf("the runner %s says that it is %s", s.id, ready.RunnerID)
+	}
+}
+
 // doomedRunner starts one that is killed at a change of its folder, which may be before it listens.
 func (s *scene) doomedRunner(step int, ticket string) *stack.Process {
 	s.t.Helper()
