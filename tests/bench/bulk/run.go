@@ -58,6 +58,9 @@ func newScene(ctx context.Context) (s *scene, err error) {
 		return s, err
 	}
 	s.stops = append(s.stops, s.runner.Stop)
+	if err := s.plane.AwaitRunners(ctx, 1); err != nil {
+		return s, err
+	}
 	r := reach{URL: s.plane.HTTP, Token: s.plane.Token(), CA: s.plane.CA}
 	tls := filepath.Dir(s.plane.CA)
 	if s.peers, err = proc.Start(peersRole, []string{

@@ -266,7 +266,7 @@ func (f *figures) recover(s settings, p *plane.Plane, fleet *proc.Child) error {
 			return err
 		}
 	}
-	if err := fleet.Ask("await 1 90s", &f.back); err != nil {
+	if err := fleet.Ask("await 1 5m", &f.back); err != nil {
 		return err
 	}
 	if f.backCPU, err = p.CPU(); err != nil {

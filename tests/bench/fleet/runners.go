@@ -122,7 +122,7 @@ func (a *agents) connect(ctx context.Context, running *sync.WaitGroup, together 
 	for i, one := range a.all {
 		select {
 		case a.slots <- struct{}{}:
-		case <-time.After(time.Minute):
+		case <-time.After(5 * time.Minute):
 			return a.outcome(), errors.New("the runners do not get in")
 		}
 		running.Go(func() {
@@ -132,7 +132,7 @@ func (a *agents) connect(ctx context.Context, running *sync.WaitGroup, together 
 			}
 		})
 	}
-	return a.await("1 60s")
+	return a.await("1 5m")
 }
 
 // mark begins to count who enrols, and to take the time.

@@ -5,7 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/org-runink/runbus/tests/bench/plane"
 	"github.com/org-runink/runbus/tests/bench/proc"
@@ -63,17 +62,7 @@ func TestFleetComesBack(t *testing.T) {
 	if f.back.Enrolled != s.runners || len(f.back.Closed) > 0 {
 		t.Fatalf("%d of %d came back; ended: %v", f.back.Enrolled, s.runners, f.back.Closed)
 	}
-	// A state, not an event, so it is asked for again: the last runners' first heartbeats may still be on their way.
-	for give := time.Now().Add(time.Minute); ; <-time.After(20 * time.Millisecond) {
-		connected, err := p.Metric(t.Context(), "runbus_registry_connected_runners")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if int(connected) == s.runners {
-			break
-		}
-		if time.Now().After(give) {
-			t.Fatalf("the control plane counts %v runners", connected)
-		}
+	if err := p.AwaitRunners(t.Context(), s.runners); err != nil {
+		t.Fatal(err)
 	}
 }

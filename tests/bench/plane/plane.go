@@ -15,6 +15,7 @@ import (
 	"os"
 	"runtime"
 	"strings"
+	"time"
 
 	"github.com/org-runink/runbus/cp"
 	"github.com/org-runink/runbus/tests/bench/proc"
@@ -139,6 +140,20 @@ func Send(ctx context.Context, url, token, method, path string, body []byte, acc
 		req.Header.Set("Content-Type", "application/json")
 	}
 	return http.DefaultClient.Do(req)
+}
+
+// AwaitRunners waits until the control plane counts so many connected runners, for three minutes at most: a runner knows before that it is
+// enrolled.
+func (p *Plane) AwaitRunners(ctx context.Context, n int) error {
+	for give := time.Now().Add(3 * time.Minute); ; <-time.After(20 * time.Millisecond) {
+		connected, err := p.Metric(ctx, "runbus_registry_connected_runners")
+		if err != nil || int(connected) == n {
+			return err
+		}
+		if time.Now().After(give) {
+			return fmt.Errorf("the control plane counts %v runners, not %d", connected, n)
+		}
+	}
 }
 
 // Metric is the sum of a metric's series whose line begins with prefix.
