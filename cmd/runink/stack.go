@@ -110,7 +110,7 @@ func (s *stack) start(ctx context.Context, cfg stackConfig) (err error) {
 	if cfg.runnerID == "" {
 		return s.awaitRunners(ctx)
 	}
-	key, err := s.runnerKey(ctx, cfg)
+	key, err := s.keyOf(ctx, cfg)
 	if err != nil {
 		return err
 	}
@@ -150,7 +150,7 @@ func (s *stack) awaitRunners(ctx context.Context) error {
 				Dispatchable bool `json:"dispatchable"`
 			} `json:"health"`
 		}
-		if err := s.api.call(ctx, http.MethodGet, "/api/runners", nil, &runners); err != nil {
+		if err := patiently(ctx, func() error { return s.api.call(ctx, http.MethodGet, "/api/runners", nil, &runners) }); err != nil {
 			return err
 		}
 		for _, r := range runners {
@@ -170,6 +170,23 @@ func (s *stack) awaitRunners(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// patiently calls ask again while the control plane, which has only just started, says that it can't tell or do that at present. ctx
+// bounds it.
+func patiently(ctx context.Context, ask func() error) error {
+	const again = 100 * time.Millisecond
+	for {
+		err := ask()
+		if err == nil || !notNow(err) {
+			return err
+		}
+		select {
+		case <-time.After(again):
+		case <-ctx.Done():
+			return err
+		}
+	}
 }
 
 // fileRoots puts the sample data into the data folder and returns what the runners may read: that, and what was asked for.
@@ -214,6 +231,15 @@ func (s *stack) plaintext() bool { return strings.HasPrefix(s.endpoint.NATS, "na
 // sample is the path of the sample data.
 func (s *stack) sample() string {
 	return filepath.Join(s.endpoint.DataDir, dataFolder, demodata.Name)
+}
+
+// keyOf is runnerKey, patiently.
+func (s *stack) keyOf(ctx context.Context, cfg stackConfig) (file string, err error) {
+	err = patiently(ctx, func() (err error) {
+		file, err = s.runnerKey(ctx, cfg)
+		return err
+	})
+	return file, err
 }
 
 // runnerKey is the file (0600, in the data folder) with the token of the stack's own runner. A key that is missing there, or that
