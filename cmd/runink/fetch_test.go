@@ -6,12 +6,12 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/org-runink/runbus/schemas"
@@ -139,14 +139,20 @@ func TestAFailedFetchTellsItsDispatch(t *testing.T) {
 // Who was never reached has run nothing.
 func TestNobodyThereIsNoUnknownOutcome(t *testing.T) {
 	api := server(t, nil)
-	l, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	// The port is taken, so that nobody else listens there, and nobody listens.
+	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
-	api.base.Host = l.Addr().String()
-	if err := l.Close(); err != nil {
+	defer syscall.Close(fd) //nolint:errcheck // nothing was written
+	if err := syscall.Bind(fd, &syscall.SockaddrInet4{Addr: [4]byte{127, 0, 0, 1}}); err != nil {
 		t.Fatal(err)
 	}
+	at, err := syscall.Getsockname(fd)
+	if err != nil {
+		t.Fatal(err)
+	}
+	api.base.Host = fmt.Sprintf("127.0.0.1:%d", at.(*syscall.SockaddrInet4).Port)
 	f := &fetch{api: api, rows: &jsonRows{w: io.Discard}, progress: noProgress{}}
 	if _, err := f.stream(t.Context()); err == nil || statusOf(err) != 1 || !strings.Contains(err.Error(), "can't be reached") {
 		t.Errorf("status %d, %v", statusOf(err), err)
