@@ -153,14 +153,19 @@ func TestUnreadableRoster(t *testing.T) {
 	rt.Must(t, err)
 	t.Cleanup(short.Close)
 	replica := s.Replica(t, func(d *registry.Deps) { d.Roster = short })
-	rt.Must(t, replica.Readable())
+	await := func(readable bool) {
+		t.Helper()
+		for give := time.Now().Add(rt.Patience); (replica.Readable() == nil) != readable; <-time.After(20 * time.Millisecond) { // nobody tells of it
+			if time.Now().After(give) {
+				t.Fatalf("waited in vain until the registry is readable: %v", readable)
+			}
+		}
+	}
+	await(true)
 	js, err := natsjs.New(s.Conn(t, embedded.UserSec))
 	rt.Must(t, err)
 	rt.Must(t, js.DeleteStream(t.Context(), "KV_runbus_registry"))
-	give := time.Now().Add(rt.Patience)
-	for replica.Readable() == nil && time.Now().Before(give) { // a state that comes by the absence of events
-		<-time.After(20 * time.Millisecond)
-	}
+	await(false)
 	want := schemas.ErrRegistryUnavailable(nil)
 	if list, err := replica.List(rt.Tenant); !errors.Is(err, want) || list != nil {
 		t.Errorf("List: %v, %v", list, err)

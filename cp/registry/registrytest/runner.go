@@ -2,8 +2,10 @@ package registrytest
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/nats-io/nats.go"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -77,24 +79,39 @@ func (r *Runner) HelloMessage(t testing.TB, change func(*runbusv1.RunnerHello)) 
 	return h
 }
 
-// Hello says hello and returns the answer; the session is taken over from it.
+// Hello says hello and returns the answer; the session is taken over from it. As a runner does, it says hello again when the platform
+// can't decide now.
 func (r *Runner) Hello(t testing.TB, change func(*runbusv1.RunnerHello)) *runbusv1.EnrollmentAccepted {
 	t.Helper()
-	answer := r.Say(t, r.HelloMessage(t, change))
+	h := r.HelloMessage(t, change)
+	answer := r.Say(t, h)
+	for give := time.Now().Add(Patience); answer.GetError().GetCode() == string(schemas.CodeUnavailable) && time.Now().Before(give); {
+		answer = r.Say(t, h)
+	}
 	if answer.GetError() == nil {
 		r.Session = answer.GetSession()
 	}
 	return answer
 }
 
-// Say sends a hello as it is.
+// helloAgain is after how long a hello is said again: one that had waited for too long before it was looked at is not answered.
+const helloAgain = 10 * time.Second
+
+// Say sends a hello as it is, until it is answered.
 func (r *Runner) Say(t testing.TB, h *runbusv1.RunnerHello) *runbusv1.EnrollmentAccepted {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), Patience)
-	defer cancel()
-	var answer runbusv1.EnrollmentAccepted
-	Must(t, r.Conn.Request(ctx, schemas.HelloSubject(r.Ref), h, &answer))
-	return &answer
+	for give := time.Now().Add(Patience); ; {
+		ctx, cancel := context.WithTimeout(t.Context(), helloAgain)
+		var answer runbusv1.EnrollmentAccepted
+		err := r.Conn.Request(ctx, schemas.HelloSubject(r.Ref), h, &answer)
+		cancel()
+		if err == nil {
+			return &answer
+		}
+		if !errors.Is(err, context.DeadlineExceeded) || time.Now().After(give) {
+			t.Fatal(err)
+		}
+	}
 }
 
 // Listen subscribes work and control of the session.

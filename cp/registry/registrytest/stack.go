@@ -150,9 +150,17 @@ func (s *Stack) background(t testing.TB, what string, cancel context.CancelFunc,
 	})
 }
 
+// readable waits until the registry can be read: what a test lets pass by its clock, or a machine by standing still, may leave it unconfirmed
+// for a moment.
+func (s *Stack) readable(t testing.TB) {
+	t.Helper()
+	s.Await(t, "the registry can be read", func() bool { return s.Registry.Readable() == nil })
+}
+
 // SelfHosted is what the registry lists but for the managed runner, which must be first.
 func (s *Stack) SelfHosted(t testing.TB, tenant string) []registry.Runner {
 	t.Helper()
+	s.readable(t)
 	list, err := s.Registry.List(tenant)
 	Must(t, err)
 	if len(list) == 0 || list[0].ID != schemas.ConsoleRunner {
@@ -232,6 +240,7 @@ func AwaitOn(t testing.TB, r *registry.Registry, what string, is func() bool) {
 // Candidate is what dispatch would see of a runner of Tenant.
 func (s *Stack) Candidate(t testing.TB, id string) registry.Candidate {
 	t.Helper()
+	s.readable(t)
 	list, err := s.Registry.Snapshot(Tenant)
 	Must(t, err)
 	for _, c := range list {
