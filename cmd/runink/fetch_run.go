@@ -59,12 +59,11 @@ func fetchRun(c *cli.Context) error {
 	}
 	ctx, stop := interruptible(c.Context)
 	defer stop()
-	run := &fetch{api: api, body: body, earlyID: c.Bool("early-id"), progress: newProgress(os.Stderr, c.Bool("quiet") || c.Bool("json"))}
-
 	out := &output{c: c}
 	if err := out.open(); err != nil {
 		return err
 	}
+	run := &fetch{api: api, body: body, earlyID: c.Bool("early-id"), progress: newProgress(os.Stderr, c.Bool("quiet") || c.Bool("json"))}
 	var result resultLine
 	switch out.format {
 	case "arrow":

@@ -67,7 +67,10 @@ func TestDoctorLooksAtATicket(t *testing.T) {
 	_, _ = rand.Read(ticket.Token[:])
 	_, _ = rand.Read(ticket.CASHA256[:])
 	late := ticket.Encode()
-	if err := os.WriteFile(file, []byte(late), 0o644); err != nil {
+	if err := os.WriteFile(file, []byte(late), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(file, 0o644); err != nil { // whatever the umask is
 		t.Fatal(err)
 	}
 	for what, env := range map[string]map[string]string{
