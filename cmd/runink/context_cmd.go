@@ -44,12 +44,7 @@ func contextCommand() *cli.Command {
 			if _, err := namedContext(name); err != nil {
 				return err
 			}
-			all, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			all.Current = name
-			if err := all.save(); err != nil {
+			if err := changeContexts(func(all *contexts) { all.Current = name }); err != nil {
 				return err
 			}
 			return say(c, map[string]string{"current": name}, "the current context is %s", name)
@@ -63,15 +58,12 @@ func contextCommand() *cli.Command {
 			if _, err := namedContext(name); err != nil {
 				return err
 			}
-			all, err := loadContexts()
-			if err != nil {
-				return err
-			}
-			delete(all.Contexts, name)
-			if all.Current == name {
-				all.Current = ""
-			}
-			if err := all.save(); err != nil {
+			if err := changeContexts(func(all *contexts) {
+				delete(all.Contexts, name)
+				if all.Current == name {
+					all.Current = ""
+				}
+			}); err != nil {
 				return err
 			}
 			return say(c, map[string]string{"removed": name}, "the context %s is gone", name)

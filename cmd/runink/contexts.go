@@ -4,12 +4,14 @@ import (
 	"cmp"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 
 	"github.com/urfave/cli/v2"
 
@@ -72,16 +74,36 @@ func loadContexts() (contexts, error) {
 	return all, nil
 }
 
-// save replaces the file in one step.
-func (c contexts) save() error {
+// changeContexts changes what is kept: no other command's change comes in between, which would be lost with its token.
+func changeContexts(change func(*contexts)) error {
 	file, err := contextFile()
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
+	dir := filepath.Dir(file)
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	b, err := json.MarshalIndent(c, "", "  ")
+	lock, err := os.OpenFile(filepath.Join(dir, "context.lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close() //nolint:errcheck // nothing was written; it ends the lock
+	for {
+		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
+		if err == nil || errors.Is(err, errors.ErrUnsupported) { // a file system that has no locks
+			break
+		}
+		if !errors.Is(err, syscall.EINTR) {
+			return fmt.Errorf("lock the context file: %w", err)
+		}
+	}
+	all, err := loadContexts()
+	if err != nil {
+		return err
+	}
+	change(&all)
+	b, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -89,15 +111,12 @@ func (c contexts) save() error {
 }
 
 func saveContext(name string, s endpoint, current bool) error {
-	all, err := loadContexts()
-	if err != nil {
-		return err
-	}
-	all.Contexts[name] = s
-	if current || all.Current == "" {
-		all.Current = name
-	}
-	return all.save()
+	return changeContexts(func(all *contexts) {
+		all.Contexts[name] = s
+		if current || all.Current == "" {
+			all.Current = name
+		}
+	})
 }
 
 // envToken is RUNINK_TOKEN, which is taken out of the environment at the first call: what is started here does not inherit it, and nobody
