@@ -77,18 +77,27 @@ func onTerminal(t *testing.T, env map[string]string, path string, args ...string
 // await reads the screen until text is on it.
 func (p *terminal) await(t *testing.T, text string) {
 	t.Helper()
+	if !p.shows(t, text) {
+		t.Fatalf("it ended without %q:\n%q", text, p.seen.String())
+	}
+}
+
+// shows reads the screen until text is on it, or until the program has ended.
+func (p *terminal) shows(t *testing.T, text string) bool {
+	t.Helper()
 	timeout := time.After(stack.Patience)
 	for !strings.Contains(p.seen.String(), text) {
 		select {
 		case b, open := <-p.screen:
 			if !open {
-				t.Fatalf("it ended without %q:\n%q", text, p.seen.String())
+				return false
 			}
 			p.seen.Write(b)
 		case <-timeout:
 			t.Fatalf("no %q on the screen:\n%q", text, p.seen.String())
 		}
 	}
+	return true
 }
 
 // awaitOr reads the screen until the event, or until the program has ended.
@@ -136,23 +145,23 @@ func TestCtrlCOnATerminal(t *testing.T) {
 		if err := os.WriteFile(out, []byte("old"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		var p *terminal
+		status, screen := 0, ""
 		stack.Again(t, u.Stderr, func() (int, string) {
-			p = onTerminal(t, u.env, u.bin.Runink, "fetch", "run", "--runner", "local", "--source", "http", "--set", "url="+url, "--set", "format=jsonl",
+			p := onTerminal(t, u.env, u.bin.Runink, "fetch", "run", "--runner", "local", "--source", "http", "--set", "url="+url, "--set", "format=jsonl",
 				"--format", format, "--out", out)
-			if p.awaitOr(t, "the request", opened) {
-				return 0, ""
+			began := p.awaitOr(t, "the request", opened)
+			if began && p.shows(t, "\x1b") { // the bar moves the cursor
+				_, _ = p.keyboard.WriteString("\x03") // what has ended meanwhile does not read it
 			}
-			return p.exit(t), p.seen.String()
+			status, screen = p.exit(t), p.seen.String()
+			if began {
+				await(t, "the source's client to go", gone)
+			}
+			return status, screen
 		})
-		p.await(t, "\x1b") // the bar moves the cursor
-		if _, err := p.keyboard.WriteString("\x03"); err != nil {
-			t.Fatal(err)
+		if status != 1 || !strings.Contains(screen, "cancelled") {
+			t.Errorf("%s: status %d, %q", format, status, screen)
 		}
-		if status := p.exit(t); status != 1 || !strings.Contains(p.seen.String(), "cancelled") {
-			t.Errorf("%s: status %d, %q", format, status, p.seen.String())
-		}
-		await(t, "the source's client to go", gone)
 		entries, err := os.ReadDir(dir)
 		if b, readErr := os.ReadFile(out); err != nil || readErr != nil || string(b) != "old" || len(entries) != 1 {
 			t.Errorf("%s: %q beside %v (%v %v)", format, b, entries, err, readErr)
