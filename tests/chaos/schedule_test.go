@@ -133,7 +133,13 @@ func (w *world) inflict(faults []fault) {
 	began := time.Now()
 	var heals []*time.Timer
 	later := func(f fault, heal func()) { heals = append(heals, time.AfterFunc(f.holds, heal)) }
-	var stopped []*member // all that were, which may go on by now
+	var stopped []*member
+	goOn := func() {
+		for _, m := range stopped {
+			m.process.Signal(w.t, syscall.SIGCONT)
+		}
+		stopped = nil
+	}
 	for _, f := range faults {
 		<-time.After(time.Until(began.Add(f.at))) // the schedule's time
 		m := w.runners[f.runner]
@@ -168,23 +174,21 @@ func (w *world) inflict(faults []fault) {
 			m.proxy.hold(up)
 			later(f, m.proxy.heal)
 		case faultStop:
-			process := m.process
-			process.Signal(w.t, syscall.SIGSTOP)
+			m.process.Signal(w.t, syscall.SIGSTOP)
 			stopped = append(stopped, m)
-			later(f, func() { process.Signal(w.t, syscall.SIGCONT) }) // whatever takes long meanwhile
 		case faultKill:
+			goOn() // a start may take longer than the grace
 			w.kill(m)
 			w.start(m)
 		case faultReplace:
+			goOn()
 			w.replace(m)
 		case faultFreeze:
 			w.plane.Signal(w.t, syscall.SIGSTOP)
 			<-time.After(f.holds)
 			w.plane.Signal(w.t, syscall.SIGCONT)
 		case faultPlane:
-			for _, m := range stopped {
-				m.process.Signal(w.t, syscall.SIGCONT)
-			}
+			goOn()
 			for _, m := range w.runners {
 				m.proxy.heal()
 			}
@@ -192,9 +196,7 @@ func (w *world) inflict(faults []fault) {
 		}
 	}
 	<-time.After(500 * time.Millisecond) // the schedule's time: the last stop lasts at least so long
-	for _, m := range stopped {
-		m.process.Signal(w.t, syscall.SIGCONT)
-	}
+	goOn()
 	for _, timer := range heals {
 		timer.Stop()
 	}
