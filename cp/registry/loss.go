@@ -2,6 +2,7 @@ package registry
 
 import (
 	"fmt"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -49,6 +50,10 @@ func (r *Registry) WatchLoss(w *Watch, c *Candidate, wake func()) {
 		w.after.before = w
 	}
 	rn.watches = w
+	if _, ended := r.revoked[rn.rec.PublicKey]; ended {
+		w.fire(keyWasRevoked)
+		return
+	}
 	r.judge(rn, w)
 }
 
@@ -153,17 +158,26 @@ func (rn *runner) look(w *Watch) (sight, string) {
 	return inSight, ""
 }
 
+const (
+	keyWasRevoked = "its service-account key was revoked"
+	// revokedFor is how long a revoked key is remembered for who selected a runner just before, and begins to watch it just after.
+	revokedFor = time.Minute
+)
+
 // keyRevoked ends the works of all runners that enrolled with key: their links are being cut and they can't come back.
 func (r *Registry) keyRevoked(key auth.Key) {
+	now := time.Now()
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	maps.DeleteFunc(r.revoked, func(_ string, at time.Time) bool { return now.Sub(at) > revokedFor })
+	r.revoked[key.PublicKey] = now
 	for _, rn := range r.fleet[key.Tenant] {
 		if rn.rec.PublicKey != key.PublicKey {
 			continue
 		}
 		for w := rn.watches; w != nil; w = w.after {
 			if !w.over {
-				w.fire("its service-account key was revoked")
+				w.fire(keyWasRevoked)
 			}
 		}
 	}

@@ -134,6 +134,20 @@ func TestWatchTooLate(t *testing.T) {
 	}
 }
 
+// Who has selected a runner whose key is revoked before the watch begins is told as those are who watch it already.
+func TestWatchAfterARevocation(t *testing.T) {
+	s := rt.Start(t, grace(time.Hour))
+	key := s.Mint(t, s.Admin, "edge")
+	r := s.Enrol(t, key, "edge-1")
+	_, err := s.Auth.RevokeKey(t.Context(), s.Admin, key.ID)
+	rt.Must(t, err)
+	lost, stop := watchLoss(s, r)
+	defer stop()
+	if why := rt.Wait(t, "the loss", lost); why != "its service-account key was revoked" {
+		t.Errorf("lost because %q", why)
+	}
+}
+
 // When the heartbeats are lost (they are in memory), a runner is told to say hello again and keeps its session.
 func TestBucketLost(t *testing.T) {
 	s := rt.Start(t, nil)

@@ -167,7 +167,7 @@ func (c *Candidate) judgeKey(r *Registry, holder string) (ends time.Time, ended 
 		return key.ExpiresAt, false
 	case key.RevokedAt != nil:
 		c.Revoked = true
-		c.Offline = "its service-account key was revoked"
+		c.Offline = keyWasRevoked
 		return time.Time{}, true
 	case schemas.CodeOf(err) == schemas.CodeForbidden:
 		c.Offline = "its service-account key has expired"

@@ -121,6 +121,7 @@ type Registry struct {
 	changed  chan struct{}
 	probedAt time.Time             // when the leader was asked that answered last
 	ended    map[linkKey]time.Time // links that ended within endedFor, or since the last scan, and when that was heard of
+	revoked  map[string]time.Time  // public keys that were revoked within revokedFor, or were the last, and when that was heard of
 	refused  map[string]time.Time  // refusals of hello that were audited lately
 }
 
@@ -151,6 +152,7 @@ func New(ctx context.Context, d Deps) (*Registry, error) {
 		lists:      make(map[string][]string),
 		changed:    make(chan struct{}),
 		ended:      make(map[linkKey]time.Time),
+		revoked:    make(map[string]time.Time),
 		refused:    make(map[string]time.Time),
 		waitOf:     make(map[schemas.RunnerRef]int),
 	}
