@@ -30,6 +30,7 @@ func TestUpHonoursTheVariablesOfAControlPlane(t *testing.T) {
 		"RUNNER_FILE_ROOTS": "not for the runner either", "SERVICE_ROLE": "runner",
 	}}
 	u.Process = stack.Start(t, "runink up", u.bin.Runink, u.env, "up", "--json", "--websocket", "127.0.0.1:0")
+	u.stopAtTheEnd(t)
 	if _, _, err := u.Stdout.Await("}", 0); err != nil {
 		t.Fatalf("it is not up: %v\n%s", err, u.Stderr)
 	}

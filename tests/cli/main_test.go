@@ -91,6 +91,7 @@ func startUp(t *testing.T, home, dir string, args ...string) *up {
 	u := &up{bin: binaries(t), env: map[string]string{"HOME": home}, dir: dir}
 	args = append([]string{"up", "--json", "--data-dir", dir, "--http", "127.0.0.1:0", "--nats", "127.0.0.1:0"}, args...)
 	u.Process = stack.Start(t, "runink up", u.bin.Runink, u.env, args...)
+	u.stopAtTheEnd(t)
 	if _, _, err := u.Stdout.Await("}", 0); err != nil {
 		t.Fatalf("it is not up: %v\n%s", err, u.Stderr)
 	}
@@ -98,6 +99,17 @@ func startUp(t *testing.T, home, dir string, args ...string) *up {
 		t.Fatalf("%v in %s", err, u.Stdout)
 	}
 	return u
+}
+
+// stopAtTheEnd stops it if the test does not: one that is killed leaves children that still write for a moment, into folders that go.
+func (u *up) stopAtTheEnd(t *testing.T) {
+	t.Cleanup(func() {
+		select {
+		case <-u.Exited():
+		default:
+			u.Stop(t)
+		}
+	})
 }
 
 // runink runs a command with the context that up wrote, a fetch that ended late once more.
