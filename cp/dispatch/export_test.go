@@ -1,6 +1,13 @@
 package dispatch
 
-import "github.com/org-runink/runbus/bus"
+import (
+	"time"
+
+	"github.com/org-runink/runbus/bus"
+)
 
 // Receivers are the dispatcher's result streams.
 func (d *Dispatcher) Receivers() *bus.Receivers { return d.receivers }
+
+// StandStill has it seem that the process stood still for so long.
+func (d *Dispatcher) StandStill(long time.Duration) { d.stood.Add(int64(long)) }

@@ -54,13 +54,13 @@ func (d *Dispatcher) mind() {
 //
 // A look that comes late tells that this process stood still: what came meanwhile may not be read yet.
 func (d *Dispatcher) look() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	now, tick := d.clock(), d.ticks.Add(1)
 	if gap := now - d.coarse.Load(); gap >= int64(late) {
 		d.stood.Add(gap)
 	}
 	d.coarse.Store(now)
-	d.mu.Lock()
-	defer d.mu.Unlock()
 	for r := range d.running.all {
 		if at := r.wakeAt.Load(); at > 0 && now >= at || closed(r.gone) {
 			r.wake()
@@ -94,6 +94,18 @@ func (d *Dispatcher) tellStarts() {
 	for r := range d.running.all {
 		d.tellStart(r)
 	}
+}
+
+// stoodSince is how long this process has stood still since it was before altogether, a standstill that no look has told of yet included.
+// Something runs.
+func (d *Dispatcher) stoodSince(before int64) int64 {
+	d.mu.Lock() // no look is half done
+	defer d.mu.Unlock()
+	stood := d.stood.Load() - before
+	if gap := d.clock() - d.coarse.Load(); gap >= int64(late) {
+		stood += gap
+	}
+	return stood
 }
 
 func closed(c <-chan struct{}) bool {

@@ -43,12 +43,15 @@ const (
 	gone                          // the runner's process has
 )
 
-// stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin. What still comes of the
-// result is dropped, so that nothing holds the runner back. The sink may be reading the chunk before: its bytes stay what they are.
+// stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin, and for as long again as this process
+// stood still meanwhile. What still comes of the result is dropped, so that nothing holds the runner back. The sink may be reading the chunk
+// before: its bytes stay what they are.
 func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 	run.mark(PhaseCancelling, run.here)
 	stream := &run.stream
-	ctx, cancel := context.WithTimeout(context.Background(), d.d.ConfirmWithin)
+	ctx, cancel := context.WithCancel(context.Background())
+	patience, stood := time.NewTimer(d.d.ConfirmWithin), d.stood.Load()
+	defer patience.Stop()
 	replies := make(chan runbusv1.CancelState, 1)
 	ordered := make(chan struct{})
 	go func() {
@@ -80,13 +83,18 @@ func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 				return verdict{state: neverStarted}
 			}
 			// Stopping or ended: its result confirms it.
-		case <-ctx.Done():
-			return verdict{state: unconfirmed}
+		case <-patience.C:
+			more := d.stoodSince(stood)
+			if more <= 0 {
+				return verdict{state: unconfirmed}
+			}
+			stood += more
+			patience.Reset(time.Duration(more))
 		}
 	}
 }
 
-// orderCancel sends the cancel order until somebody gets it, and passes the runner's answer on. Cancelling twice is the same
+// orderCancel sends the cancel order until somebody answers it, and passes the runner's answer on. Cancelling twice is the same
 // as once, so sending it again is safe.
 func (d *Dispatcher) orderCancel(ctx context.Context, run *run, code schemas.Code, replies chan<- runbusv1.CancelState) {
 	ref, session := run.runner.Ref, run.runner.Session
@@ -99,6 +107,9 @@ func (d *Dispatcher) orderCancel(ctx context.Context, run *run, code schemas.Cod
 		if err == nil {
 			replies <- reply.GetCancelState()
 			return
+		}
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			continue
 		}
 		if !errors.Is(err, bus.ErrNoResponders) {
 			if ctx.Err() == nil {
