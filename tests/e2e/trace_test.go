@@ -330,17 +330,9 @@ func collector(t *testing.T) (url string, spans <-chan *tracepb.ResourceSpans) {
 	return server.URL, all
 }
 
-// D17, O7: one trace goes through the caller, the control plane and the runner.
-func TestATraceCrossesTheBus(t *testing.T) { eachLink(t, aTraceCrossesTheBus) }
-
-func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
-	url, exported := collector(t)
-	traced := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
-	plane := stack.StartPlane(t, true, traced)
-	runner := plane.StartLinked(t, link, "edge", traced)
-	src := newSource(t)
-	src.let()
-	const traceID, parent = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+// tracedFetch runs a fetch of src to its end for a caller that has a trace, and returns its id and the answer.
+func tracedFetch(t *testing.T, plane *stack.Plane, src *source, traceparent string) (id, answer string) {
+	t.Helper()
 	body, err := json.Marshal(src.body("edge"))
 	if err != nil {
 		t.Fatal(err)
@@ -351,17 +343,40 @@ func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
 	}
 	req.Header.Set("Authorization", "Bearer "+plane.Admin.Token)
 	req.Header.Set("Content-Type", "application/json")
-	req.Header.Set("Traceparent", "00-"+traceID+"-"+parent+"-01")
+	req.Header.Set("Traceparent", traceparent)
 	client := http.Client{Transport: stack.Listen(t, http.DefaultTransport)}
 	resp, err := client.Do(req)
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer, err := io.ReadAll(resp.Body)
-	if closed := resp.Body.Close(); err != nil || closed != nil || !bytes.Contains(answer, []byte(`"outcome":"completed"`)) {
-		t.Fatalf("%s, %v, %v", answer, err, closed)
+	text, err := io.ReadAll(resp.Body)
+	if closed := resp.Body.Close(); err != nil || closed != nil {
+		t.Fatalf("%s, %v, %v", text, err, closed)
 	}
-	id := resp.Header.Get("Runbus-Dispatch-Id")
+	return resp.Header.Get("Runbus-Dispatch-Id"), string(text)
+}
+
+// D17, O7: one trace goes through the caller, the control plane and the runner.
+func TestATraceCrossesTheBus(t *testing.T) { eachLink(t, aTraceCrossesTheBus) }
+
+func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
+	url, exported := collector(t)
+	traced := map[string]string{"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_BSP_SCHEDULE_DELAY": "100"}
+	plane := stack.StartPlane(t, true, traced)
+	runner := plane.StartLinked(t, link, "edge", traced)
+	src := newSource(t)
+	src.let()
+	const parent = "b7ad6b7169203331"
+	traceID := "0af7651916cd43dd8448eb211c80319c"
+	id, answer := tracedFetch(t, plane, src, "00-"+traceID+"-"+parent+"-01")
+	if stack.Late(answer) {
+		stack.Excuse(t, id, answer)
+		traceID = "4bf92f3577b34da6a3ce929d0e0e4736"
+		id, answer = tracedFetch(t, plane, src, "00-"+traceID+"-"+parent+"-01")
+	}
+	if !strings.Contains(answer, `"outcome":"completed"`) {
+		t.Fatal(answer)
+	}
 	if tl := timelineOf(t, plane.Admin, id); tl.TraceID != traceID {
 		t.Errorf("the timeline has trace %q", tl.TraceID)
 	}
@@ -383,7 +398,9 @@ func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
 		}
 		for _, scope := range rs.GetScopeSpans() {
 			for _, s := range scope.GetSpans() {
-				spans[s.GetName()] = found{service, s}
+				if hexOf(s.GetTraceId()) == traceID { // what else is asked of the control plane has traces of its own
+					spans[s.GetName()] = found{service, s}
+				}
 			}
 		}
 	}
@@ -393,10 +410,10 @@ func aTraceCrossesTheBus(t *testing.T, link stack.Link) {
 	} {
 		s, ok := spans[want.name]
 		if !ok {
-			t.Fatalf("no span %q among %v", want.name, spans)
+			t.Fatalf("no span %q among those of trace %s: %v", want.name, traceID, spans)
 		}
-		if got := hexOf(s.GetTraceId()); got != traceID || s.service != want.service || hexOf(s.GetParentSpanId()) != above {
-			t.Errorf("span %q of %s: trace %s, below %s; want trace %s below %s of %s", want.name, s.service, got, hexOf(s.GetParentSpanId()), traceID, above, want.service)
+		if s.service != want.service || hexOf(s.GetParentSpanId()) != above {
+			t.Errorf("span %q of %s is below %s; want it below %s of %s", want.name, s.service, hexOf(s.GetParentSpanId()), above, want.service)
 		}
 		if s.GetEndTimeUnixNano() < s.GetStartTimeUnixNano() || s.GetStatus().GetCode() != tracepb.Status_STATUS_CODE_UNSET {
 			t.Errorf("span %q: %v", want.name, s.Span)

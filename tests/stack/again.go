@@ -12,12 +12,9 @@ func Again(t testing.TB, log *Lines, ask func() (status int, printed string)) {
 		return
 	}
 	id, err := lateDispatch(log, from)
-	if err == nil {
-		err = excuse(id, Patience)
-	}
 	if err != nil {
 		t.Fatalf("%v: %s", err, printed)
 	}
-	t.Logf("asked for again: %s", printed)
+	Excuse(t, id, printed)
 	ask()
 }

@@ -44,10 +44,7 @@ func (a *API) Send(t testing.TB, ctx context.Context, method, path string, body 
 		resp.Body = io.NopCloser(bytes.NewReader(b))
 		return resp
 	}
-	if err := excuse(resp.Header.Get("Runbus-Dispatch-Id"), Patience); err != nil {
-		t.Fatalf("%v: %s", err, b)
-	}
-	t.Logf("asked for again: %s", b)
+	Excuse(t, resp.Header.Get("Runbus-Dispatch-Id"), string(b))
 	return a.send(t, ctx, method, path, body, accept)
 }
 

@@ -16,13 +16,16 @@ const mostLate = 8
 var lates atomic.Int32
 
 // Late reports whether a refusal says that the control plane did not hear within the two seconds that a runner has for that that it accepted
-// a fetch, and that it never started, or was stopped at once: on a machine that stands still for as long that is nobody's fault.
+// a fetch, and that it never started, or was stopped at once; or that the runner did not get to it in time: on a machine that stands still for
+// as long that is nobody's fault.
 func Late(refusal string) bool {
-	return strings.Contains(refusal, "is offline: no answer") || strings.Contains(refusal, stoppedLate)
+	return strings.Contains(refusal, "is offline: no answer") || toldLate(refusal)
 }
 
-// stoppedLate is what the control plane says of a work whose acceptance came too late.
-const stoppedLate = "accepted the work too late, and was stopped"
+// toldLate reports whether a refusal says itself that the runner had the work: its acceptance came too late, or it got to it too late.
+func toldLate(refusal string) bool {
+	return strings.Contains(refusal, "accepted the work too late, and was stopped") || strings.Contains(refusal, "got to the work too late, and has not run it")
+}
 
 // excuse returns nil when the fetch of this dispatch, which ended Late, may be asked for again: its assignment came to the runner, as a log
 // says within patience, and not too many were late. An assignment that was lost has no excuse.
@@ -38,8 +41,17 @@ func excuse(id string, patience time.Duration) error {
 	return nil
 }
 
+// Excuse fails the test unless the fetch of this dispatch, which ended Late as said, may be asked for again.
+func Excuse(t testing.TB, id, said string) {
+	t.Helper()
+	if err := excuse(id, Patience); err != nil {
+		t.Fatalf("%v: %s", err, said)
+	}
+	t.Logf("asked for again: %s", said)
+}
+
 // cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch, or that the runner had
-// accepted it.
+// it.
 func cameLate(id string) bool {
 	if id == "" {
 		return false
@@ -50,7 +62,7 @@ func cameLate(id string) bool {
 	return slices.ContainsFunc(all, func(p *Process) bool {
 		return p.Stderr.contains(func(line string) bool {
 			dropped := strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
-			return strings.Contains(line, id) && (dropped || strings.Contains(line, stoppedLate))
+			return strings.Contains(line, id) && (dropped || toldLate(line))
 		})
 	})
 }
@@ -82,13 +94,10 @@ func (p *Plane) StartFetch(t testing.TB, runs func(ended <-chan struct{}) bool, 
 			t.Fatalf("it ended with status %d before its fetch ran: %s", status, said)
 		}
 		id, err := lateDispatch(p.Stderr, from)
-		if err == nil {
-			err = excuse(id, Patience)
-		}
 		if err != nil {
 			t.Fatalf("%v: %s", err, said)
 		}
-		t.Logf("asked for again: %s", said)
+		Excuse(t, id, said)
 	}
 }
 

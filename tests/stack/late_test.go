@@ -50,7 +50,7 @@ func TestExcuse(t *testing.T) {
 func TestLateIsAskedForAgainOnce(t *testing.T) {
 	t.Cleanup(func() { lates.Store(0) })
 	logs(t, "{\"msg\":\"an assignment that is known already was dropped\",\"dispatch\":\""+lateID+"\"}\n")
-	for _, why := range []string{"no answer", "it accepted the work too late, and was stopped"} {
+	for _, why := range []string{"no answer", "it accepted the work too late, and was stopped", "it got to the work too late, and has not run it"} {
 		askedForAgainOnce(t, "{\"detail\":\"runner \\\"edge-1\\\" is offline: "+why+"\"}")
 	}
 }
