@@ -42,7 +42,7 @@ func (d *Dialler) keepLease(ctx context.Context, id string, since time.Time) {
 	}
 }
 
-// putLease writes the record over whatever is there, and returns its revision, 0 if it could not.
+// putLease writes the record over whatever is there, but for that of this replica's later link, and returns its revision, 0 if it has none.
 func (d *Dialler) putLease(ctx context.Context, id string, lease Lease) uint64 {
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
 	defer cancel()
@@ -51,6 +51,8 @@ func (d *Dialler) putLease(ctx context.Context, id string, lease Lease) uint64 {
 	switch {
 	case errors.Is(err, jetstream.ErrNotFound):
 		revision, err = d.leases.Create(ctx, id, lease)
+	case err == nil && row.Value.Replica == lease.Replica && row.Value.Since.After(lease.Since):
+		return 0 // of the link beside this one, which takes its place: what this one wrote it would take back at its end
 	case err == nil:
 		revision, err = d.leases.Update(ctx, id, lease, row.Revision)
 	}
