@@ -191,7 +191,7 @@ func (p *patient) permissions(ctx context.Context) finding {
 		}
 		_ = sub.Unsubscribe()
 	}
-	if err := p.NATS().LastError(); err != before { //nolint:errorlint // is it another one
+	if err := p.NATS().LastError(); err != before { // it is another one
 		return fail("the runner's own subjects are refused: "+err.Error(), "the control plane's callout and its runners are of different versions: update both")
 	}
 	other := schemas.RunnerRef{Tenant: p.ref.Tenant, Runner: "not-" + nobody[:12]}
@@ -216,7 +216,7 @@ func (p *patient) mustBeRefused(ctx context.Context, what string, do func() erro
 		return fail(err.Error(), "")
 	}
 	switch err := p.NATS().LastError(); {
-	case err == before: //nolint:errorlint // no other one
+	case err == before: // no other one
 	case errors.Is(err, nats.ErrPermissionViolation):
 		return finding{}
 	default:
