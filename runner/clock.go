@@ -53,6 +53,15 @@ func (c *clock) at(local time.Time) time.Time {
 	return local
 }
 
+// atLeast is the server's time at that local time at least: at, without what the last adjust may have been wrong by. An answer to a hello
+// that took seconds, since a machine stood still, may have set the clock ahead by half of them.
+func (c *clock) atLeast(local time.Time) time.Time {
+	if s := c.set.Load(); s != nil {
+		return s.at(local).Add(-s.bound)
+	}
+	return local
+}
+
 var processStart = time.Now()
 
 // uptime is how long this process has run, by the monotonic clock.

@@ -52,3 +52,20 @@ func TestClockTakesTheMorePreciseAnswer(t *testing.T) {
 		}
 	}
 }
+
+// Wherever the time of an answer went, the clock is at least what it says that it is.
+func TestClockAtLeast(t *testing.T) {
+	sent := time.Now()
+	for _, there := range []time.Duration{0, time.Second, 4 * time.Second, 5 * time.Second} {
+		got, is := sent.Add(5*time.Second), sent.Add(time.Hour)
+		var clock clock
+		clock.adjust(is.Add(there), sent, got)
+		if wrong := clock.atLeast(got).Sub(is.Add(5 * time.Second)); wrong > 0 || wrong < -5*time.Second {
+			t.Errorf("answered after %s: wrong by %s", there, wrong)
+		}
+	}
+	var unset clock
+	if !unset.atLeast(sent).Equal(sent) {
+		t.Error("a clock that was not set is not the local one")
+	}
+}

@@ -91,7 +91,8 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 		return
 	}
 	at, now := began.Sub(processStart), a.clock.at(began)
-	late := now.After(m.GetAcceptBy().AsTime())
+	left := m.GetAcceptBy().AsTime().Sub(a.clock.atLeast(began)) // who may be wrong drops nothing: the control plane asks for a cancel of what is late
+	late := left < 0
 
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -107,7 +108,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
 		return
 	}
-	startBy := at + m.GetAcceptBy().AsTime().Sub(now)
+	startBy := at + left
 	w.fates.remember(id, answered, startBy, at)
 	job := w.memory()
 	job.begin(m, from, began, w.refusal())

@@ -212,6 +212,22 @@ func TestDroppedAssignments(t *testing.T) {
 	}
 }
 
+// A clock that a slow answer to the hello has set may be ahead: no assignment is dropped for that, or all would be, until the next hello.
+func TestAClockThatMayBeAheadDropsNothing(t *testing.T) {
+	g := newGate()
+	close(g.open)
+	cp := newControlPlane(t)
+	p := cp.start(t, nil, playing(g.fetch))
+	clock := &p.works.agent.clock
+	now := time.Now()
+	clock.set.Store(nil)
+	clock.adjust(cp.now(), now.Add(-10*time.Minute), now) // answered at the end of ten minutes
+	if ahead := clock.at(now).Sub(cp.now()); ahead < 4*time.Minute {
+		t.Fatalf("the clock is %s ahead", ahead)
+	}
+	p.assign(nil).completes()
+}
+
 // What came in time, and is not begun by then, since the process stood still or was busy, is not run either; the replica is told so.
 func TestBegunTooLate(t *testing.T) {
 	g := newGate()
