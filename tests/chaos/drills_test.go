@@ -148,7 +148,7 @@ var drills = []struct {
 func (w *world) late(m *member) (alone bool) {
 	const (
 		acceptWithin = 2 * time.Second // DESIGN, "Dispatch"
-		clockBound   = 3 * time.Second // a runner's clock is wrong by half of its hello's round trip at most, which takes 5 s at most
+		clockBound   = 5 * time.Second // a runner may take its clock to be wrong by the round trip of its hello, which takes as long at most
 		pingsFor     = 3 * time.Second // a runner that has no answer to its pings for so long may make its link anew
 	)
 	work := w.seen[byRunner]
