@@ -417,13 +417,19 @@ func TestEstablish(t *testing.T) {
 		t.Fatal(err)
 	}
 	id := standing.Header.Get(headerWrite)
-	if seq, err := s.establish(ctx, write{standing: read}, id); err != nil || seq != rev {
+	establish := func(w write, id string) (seq uint64, err error) {
+		for seq, err = s.establish(ctx, w, id); errors.Is(err, errUnread) && ctx.Err() == nil; { // a machine that stood still asks again
+			seq, err = s.establish(ctx, w, id)
+		}
+		return seq, err
+	}
+	if seq, err := establish(write{standing: read}, id); err != nil || seq != rev {
 		t.Fatalf("mine: %d, %v", seq, err)
 	}
-	if _, err := s.establish(ctx, write{standing: read}, "another"); !errors.Is(err, ErrLost) {
+	if _, err := establish(write{standing: read}, "another"); !errors.Is(err, ErrLost) {
 		t.Fatalf("not mine: %v", err)
 	}
-	if _, err := s.establish(ctx, write{standing: read, expected: rev}, "another"); !errors.Is(err, errNotYet) {
+	if _, err := establish(write{standing: read, expected: rev}, "another"); !errors.Is(err, errNotYet) {
 		t.Fatalf("not there yet: %v", err)
 	}
 	gone, cancel := context.WithCancel(ctx)
@@ -431,6 +437,29 @@ func TestEstablish(t *testing.T) {
 	unreadable := func(context.Context) (*natsjs.RawStreamMsg, error) { return nil, ErrUnavailable }
 	if _, err := s.establish(gone, write{standing: unreadable}, id); !errors.Is(err, ErrUnknown) {
 		t.Fatalf("unreadable: %v", err)
+	}
+}
+
+// Whoever appends again what he may have appended before, and can't see at once that it stands, is not told that another one was first.
+func TestAnAppendThatIsNotReadIsNotLost(t *testing.T) {
+	b := bustest.Start(t)
+	ctx := ctxOf(t)
+	s := open(t, b, nil)
+	if _, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil {
+		t.Fatal(err)
+	}
+	asked := 0
+	seq, err := s.commit(ctx, write{
+		subject: auditSubject, body: []byte("one"), guard: natsjs.ExpectedLastSeqHeader, appends: true,
+		standing: func(ctx context.Context) (*natsjs.RawStreamMsg, error) {
+			if asked++; asked < 3 {
+				return nil, ErrUnavailable
+			}
+			return s.stream(auditStream).GetMsg(ctx, 1)
+		},
+	})
+	if err != nil || seq != 1 || asked < 3 {
+		t.Errorf("the same append again: %d, %v, after %d reads", seq, err, asked)
 	}
 }
 

@@ -48,7 +48,11 @@ func (s *Store) commit(ctx context.Context, w write) (uint64, error) {
 		case err == nil:
 			return seq, nil
 		case lost(err) && w.appends:
-			if seq, err = s.establish(ctx, w, id); errors.Is(err, errNotYet) {
+			seq, err = s.establish(ctx, w, id)
+			if errors.Is(err, errUnread) {
+				break // it may be this one that stands there, and is asked for again
+			}
+			if errors.Is(err, errNotYet) {
 				err = ErrLost // there is no place behind expected any more
 			}
 			return seq, err
@@ -93,6 +97,9 @@ func (s *Store) publish(ctx context.Context, w write, id string) (uint64, error)
 // errNotYet says that a write was not found, and that it may still come.
 var errNotYet = errors.New("the write is not there yet")
 
+// errUnread is errNotYet for want of an answer.
+var errUnread = fmt.Errorf("what stands there was not read: %w", errNotYet)
+
 // establish finds out what became of a write that was not acknowledged. It gets a little time beyond ctx, which is
 // usually over by then.
 func (s *Store) establish(ctx context.Context, w write, id string) (uint64, error) {
@@ -105,7 +112,7 @@ func (s *Store) establish(ctx context.Context, w write, id string) (uint64, erro
 	case errors.Is(err, ErrNotFound):
 		return 0, ErrLost // what it was to replace is gone, so it can't pass any more
 	case err != nil && ctx.Err() == nil && s.ctx.Err() == nil && !s.nc.IsClosed():
-		return 0, errNotYet
+		return 0, errUnread
 	case err != nil:
 		return 0, fmt.Errorf("%w: %w", ErrUnknown, err)
 	case w.appends && bytes.Equal(m.Data, w.body), !w.appends && m.Header.Get(headerWrite) == id:
