@@ -88,7 +88,7 @@ func changeContexts(change func(*contexts)) error {
 	if err != nil {
 		return err
 	}
-	defer lock.Close() //nolint:errcheck // nothing was written; it ends the lock
+	defer lock.Close() // which ends the lock
 	for {
 		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
 		if err == nil || errors.Is(err, errors.ErrUnsupported) { // a file system that has no locks
