@@ -21,7 +21,8 @@ func wholly(m *runbusv1.RunnerWorkAssignment) {
 	m.Bundles, m.Together, m.Xxh3Whole, m.ChunksTell, m.Whole = true, true, true, true, true
 }
 
-// frames are the frames of a dispatch to its end, by name, with the messages of its progress, and the checksum that the caller gets.
+// frames are the frames of a dispatch to its end, by name, with the messages of its progress, and the checksum that the caller gets. Chunks
+// in a row are one: rows that wait for long, as in a process that stands still, leave before those after them.
 func (c *call) frames() (names []string, result *runbusv1.RunnerWorkResult, digest bus.Digest) {
 	c.t.Helper()
 	digest.Scheme = bus.SchemeOf(c.m)
@@ -36,7 +37,9 @@ func (c *call) frames() (names []string, result *runbusv1.RunnerWorkResult, dige
 		case *runbusv1.RunnerWorkProgress:
 			names = append(names, f.GetUpdate().GetMessage())
 		case *runbusv1.RunnerWorkChunk:
-			names = append(names, "chunk")
+			if last := len(names) - 1; last < 0 || names[last] != "chunk" {
+				names = append(names, "chunk")
+			}
 			digest.Add(f.GetArrowIpc())
 		case *runbusv1.RunnerWorkResult:
 			c.Done(f)
