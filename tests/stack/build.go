@@ -182,6 +182,7 @@ func SourceFolders(root string) (folders []string, err error) {
 
 // Remove removes what Build made; call it at the end of TestMain.
 func Remove() {
+	still.end()
 	if !anyBuild.Load() {
 		return
 	}

@@ -8,6 +8,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/oklog/ulid/v2"
 )
 
 // mostLate is how many fetches of a run of tests may be Late. A machine stands still now and then; what is late each time is broken.
@@ -22,16 +24,25 @@ func Late(refusal string) bool {
 	return strings.Contains(refusal, "is offline: no answer") || toldLate(refusal)
 }
 
-// toldLate reports whether a refusal says itself that the runner had the work: its acceptance came too late, or it got to it too late.
+// toldLate reports whether a refusal says that the runner had the work: its acceptance came too late, or it got to it too late.
 func toldLate(refusal string) bool {
 	return strings.Contains(refusal, "accepted the work too late, and was stopped") || strings.Contains(refusal, "got to the work too late, and has not run it")
 }
 
-// excuse returns nil when the fetch of this dispatch, which ended Late, may be asked for again: its assignment came to the runner, as a log
-// says within patience, and not too many were late. An assignment that was lost has no excuse.
-func excuse(id string, patience time.Duration) error {
+// excuse returns nil when the fetch of this dispatch, which ended Late as said, may be asked for again, and not too many were late. Either its
+// assignment came to the runner too late, whose log says so within patience: one that was lost has no excuse. Or the runner had it, and was late:
+// the machine stood still meanwhile.
+func excuse(id, said string, patience time.Duration) error {
 	if n := lates.Add(1); n > mostLate {
 		return fmt.Errorf("%d fetches were not accepted in time, of which dispatch %s is the last", n, id)
+	}
+	if toldLate(said) {
+		u, err := ulid.ParseStrict(id)
+		if err != nil {
+			return fmt.Errorf("dispatch %q: %w", id, err)
+		}
+		_, err = still.excuse(ulid.Time(u.Time()), time.Now(), 0)
+		return err
 	}
 	for give := time.Now().Add(patience); !cameLate(id); <-time.After(20 * time.Millisecond) {
 		if time.Now().After(give) {
@@ -44,14 +55,13 @@ func excuse(id string, patience time.Duration) error {
 // Excuse fails the test unless the fetch of this dispatch, which ended Late as said, may be asked for again.
 func Excuse(t testing.TB, id, said string) {
 	t.Helper()
-	if err := excuse(id, Patience); err != nil {
+	if err := excuse(id, said, Patience); err != nil {
 		t.Fatalf("%v: %s", err, said)
 	}
 	t.Logf("asked for again: %s", said)
 }
 
-// cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch, or that the runner had
-// it.
+// cameLate reports whether a process of this run of tests has logged that it dropped the assignment of this dispatch.
 func cameLate(id string) bool {
 	if id == "" {
 		return false
@@ -61,8 +71,7 @@ func cameLate(id string) bool {
 	alive.mu.Unlock()
 	return slices.ContainsFunc(all, func(p *Process) bool {
 		return p.Stderr.contains(func(line string) bool {
-			dropped := strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
-			return strings.Contains(line, id) && (dropped || toldLate(line))
+			return strings.Contains(line, id) && strings.Contains(line, "an assignment ") && strings.Contains(line, "dropped")
 		})
 	})
 }

@@ -7,6 +7,9 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
+
+	"github.com/org-runink/runbus/schemas"
 )
 
 const lateID = "01ARZ3NDEKTSV4RRFFQ69G5FAV"
@@ -21,34 +24,63 @@ func logs(t *testing.T, lines string) *Process {
 	return p
 }
 
+const (
+	noAnswer  = "runner \"a\" is offline: no answer"
+	tooLate   = "runner \"a\" is offline: it accepted the work too late, and was stopped"
+	gotToLate = "runner \"a\" is offline: it got to the work too late, and has not run it"
+)
+
 // Only an assignment that came to a runner is an excuse, and not for ever.
 func TestExcuse(t *testing.T) {
 	t.Cleanup(func() { lates.Store(0) })
 	logs(t, "level=WARN msg=\"credentials for a work that does not run here were dropped\" dispatch="+lateID+"\n")
 	for _, id := range []string{lateID, ""} {
-		if err := excuse(id, 0); err == nil {
+		if err := excuse(id, noAnswer, 0); err == nil {
 			t.Errorf("%q is excused, of which no assignment came", id)
 		}
 	}
-	const accepted = "01ARZ3NDEKTSV4RRFFQ69G5FAW"
-	logs(t, "level=INFO msg=\"fetch ended\" dispatch="+accepted+" error=\"runner \\\"a\\\" is offline: it accepted the work too late, and was stopped\"\n")
-	if err := excuse(accepted, 0); err != nil {
-		t.Error(err)
-	}
 	logs(t, "level=WARN msg=\"an assignment came too late and was dropped unrun\" dispatch="+lateID+"\n")
-	for range mostLate - 3 {
-		if err := excuse(lateID, 0); err != nil {
+	for range mostLate - 2 {
+		if err := excuse(lateID, noAnswer, 0); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := excuse(lateID, 0); err == nil {
+	if err := excuse(lateID, noAnswer, 0); err == nil {
 		t.Error("any number is excused")
+	}
+}
+
+// Who had the work and was late is excused by a standstill in the time of the fetch alone, and not by what says that it was late.
+func TestExcuseOfWhoHadTheWork(t *testing.T) {
+	t.Cleanup(func() { lates.Store(0) })
+	stands(t)
+	for _, said := range []string{tooLate, gotToLate} {
+		id := schemas.NewULID(time.Now())
+		logs(t, "level=INFO msg=\"fetch ended\" dispatch="+id+" error=\""+said+"\"\nlevel=WARN msg=\"an assignment came too late and was dropped unrun\" dispatch="+id+"\n")
+		if err := excuse(id, said, 0); err == nil {
+			t.Errorf("%q is excused, while nothing stood still", said)
+		}
+	}
+	stand(-time.Minute, time.Second)
+	if err := excuse(schemas.NewULID(time.Now().Add(-10*time.Second)), tooLate, 0); err == nil {
+		t.Error("it is excused by a standstill before it")
+	}
+	stand(-3*time.Second, 2*time.Second)
+	for _, said := range []string{tooLate, gotToLate} {
+		if err := excuse(schemas.NewULID(time.Now().Add(-10*time.Second)), said, 0); err != nil {
+			t.Errorf("%q: %v", said, err)
+		}
+	}
+	if err := excuse("", tooLate, 0); err == nil {
+		t.Error("it is excused without a dispatch")
 	}
 }
 
 // What ended late is asked for again once.
 func TestLateIsAskedForAgainOnce(t *testing.T) {
 	t.Cleanup(func() { lates.Store(0) })
+	stands(t)
+	stand(-3*time.Second, 2*time.Second)
 	logs(t, "{\"msg\":\"an assignment that is known already was dropped\",\"dispatch\":\""+lateID+"\"}\n")
 	for _, why := range []string{"no answer", "it accepted the work too late, and was stopped", "it got to the work too late, and has not run it"} {
 		askedForAgainOnce(t, "{\"detail\":\"runner \\\"edge-1\\\" is offline: "+why+"\"}")

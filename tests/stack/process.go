@@ -88,6 +88,7 @@ func StartWith(t testing.TB, name, path string, env map[string]string, stdin io.
 	learnInputs(name, args, given)
 	p.cmd.Stdin = stdin
 	lookAtAll()
+	still.begin()
 	stdout, err := p.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
