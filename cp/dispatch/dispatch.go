@@ -73,10 +73,11 @@ type Dispatcher struct {
 	ownClock  bool      // Deps.Now was given
 	ticks     atomic.Int64
 	coarse    atomic.Int64  // clock at the last look, or when there was something to look at again
-	stood     atomic.Int64  // how long looks came too late, all in all: see look
+	stood     atomic.Int64  // sum of the gaps of late and more between two looks
 	busy      chan struct{} // room for one: mind has something to do
 	closing   chan struct{} // closed to end mind
 	minded    chan struct{} // closed when mind has ended
+	spare     int64         // mostSpared, but in tests
 	memory    sync.Pool     // of runs that have ended
 	hasty     atomic.Bool   // the audit is about to take no more
 
@@ -119,7 +120,7 @@ func New(d Deps) (*Dispatcher, error) {
 	x := &Dispatcher{
 		d: d, tracer: tracing.Tracer(tracerName), receivers: receivers, here: "replica:" + receivers.Replica(), began: time.Now(), ownClock: ownClock,
 		busy: make(chan struct{}, 1), closing: make(chan struct{}), minded: make(chan struct{}),
-		idle: make(chan struct{}),
+		idle: make(chan struct{}), spare: int64(mostSpared),
 	}
 	x.memory.New = newMemory
 	x.ticks.Store(1)

@@ -93,9 +93,9 @@ func (d *Dispatcher) assign(run *run) *ending {
 	if run.unwanted() {
 		return ended(ending{code: OutcomeCancelled, err: errCancelled()})
 	}
+	run.stood = d.stood.Load() // first: a standstill from here on is spared
 	published := d.d.Now()
 	within := min(d.d.AcceptWithin, run.timeout)
-	run.stood = d.stood.Load()
 	run.dueAt(d.clockAt(published) + int64(within))
 	if end := d.publish(run, published.Add(within)); end != nil {
 		return end

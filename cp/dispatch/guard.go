@@ -15,6 +15,10 @@ const tickEvery = 20 * time.Millisecond
 // late is how long after the one before a look comes at which this process, or all of this machine, has stood still for a while.
 const late = 4 * tickEvery
 
+// mostSpared is how much longer than it should one wait for a runner's word may take since this process stood still meanwhile. A process that
+// gets too little of the processor is late at every look.
+const mostSpared = 10 * time.Second
+
 // clock is a monotonic time in nanoseconds, from 1 on.
 func (d *Dispatcher) clock() int64 { return int64(time.Since(d.began)) + 1 }
 

@@ -55,12 +55,13 @@ func (s *stream) take() (arrival, bool) {
 
 func (s *stream) ready() <-chan struct{} { return s.receiver.Ready() }
 
-// spared reports whether the run, of which no acceptance came in time, has more time for it: for as long as this process stood still since
-// the last time, it would not have heard of one, and a standstill is no fault of the runner's. The deadline of all stays.
+// spared puts off the end of the wait for an acceptance by the time that this process stood still since the last call, by mostSpared all in all
+// and never beyond the fetch's deadline, and reports whether that is still to come: a standstill is no fault of the runner's.
 func (d *Dispatcher) spared(run *run, now int64) bool {
 	stood := d.stood.Load()
-	due := min(run.due+stood-run.stood, max(run.due, run.endsAt))
-	run.stood = stood
+	more := min(stood-run.stood, d.spare-run.spent)
+	due := min(run.due+more, max(run.due, run.endsAt))
+	run.stood, run.spent = stood, run.spent+more
 	run.dueAt(due)
 	return now < due
 }

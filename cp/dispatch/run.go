@@ -96,7 +96,8 @@ type facts struct {
 	hadGuard bool            // a call of the sink had one
 
 	due     int64 // time, by Dispatcher.clock, at which the run is out of time: to be accepted first, then to end
-	stood   int64 // of Dispatcher.stood, what due has in it
+	stood   int64 // value of Dispatcher.stood up to which due was put off
+	spent   int64 // how far due was put off, of Dispatcher.spare
 	lingers int64 // time at which a lost runner's last words are no longer waited for; 0 while it isn't lost
 
 	// Guarded by mu.

@@ -6,11 +6,11 @@ import (
 )
 
 // A runner that has accepted is not taken for one that has not because this process stood still: the time in which it did is added to that for
-// an acceptance, once, and not beyond the deadline of the fetch. A clock that goes on as it should adds nothing.
+// an acceptance, once, and not beyond the deadline of the fetch; and no more than mostSpared, however often. A clock that goes on as it should adds nothing.
 func TestAStandstillPutsOffTheAcceptance(t *testing.T) {
 	const within = int64(2 * time.Second)
 	start := func(timeout int64) (*Dispatcher, *run) {
-		d := &Dispatcher{began: time.Now()}
+		d := &Dispatcher{began: time.Now(), spare: int64(mostSpared)}
 		r := &run{}
 		r.endsAt = d.clock() + timeout
 		if err := d.enter(r, false); err != nil { // looks begin
@@ -34,6 +34,16 @@ func TestAStandstillPutsOffTheAcceptance(t *testing.T) {
 	}
 	if late := r.due; d.spared(r, late) || r.due != late {
 		t.Errorf("a standstill counts twice: %d, %d", r.due, late)
+	}
+
+	d, r = start(100 * within)
+	due = r.due
+	for range 100 { // each look is late, as in a process that gets hardly any of the processor
+		after(d, time.Second)
+		d.spared(r, d.coarse.Load())
+	}
+	if most := due + int64(mostSpared); r.due != most || d.spared(r, most) {
+		t.Errorf("a process that stands still all the time puts off %d to %d, which should be %d", due, r.due, most)
 	}
 
 	d, r = start(within + int64(time.Second))

@@ -44,7 +44,7 @@ const (
 )
 
 // stopWork orders the runner to cancel the work and waits for what confirms it, up to ConfirmWithin, and for as long again as this process
-// stood still meanwhile. What still comes of the result is dropped, so that nothing holds the runner back. The sink may be reading the chunk
+// stood still meanwhile, mostSpared at most. What still comes of the result is dropped, so that nothing holds the runner back. The sink may be reading the chunk
 // before: its bytes stay what they are.
 func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 	run.mark(PhaseCancelling, run.here)
@@ -52,6 +52,7 @@ func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 	ctx, cancel := context.WithCancel(context.Background())
 	patience, stood := time.NewTimer(d.d.ConfirmWithin), d.stood.Load()
 	defer patience.Stop()
+	left := d.spare
 	replies := make(chan runbusv1.CancelState, 1)
 	ordered := make(chan struct{})
 	go func() {
@@ -84,11 +85,11 @@ func (d *Dispatcher) stopWork(run *run, code schemas.Code) verdict {
 			}
 			// Stopping or ended: its result confirms it.
 		case <-patience.C:
-			more := d.stoodSince(stood)
+			more := min(d.stoodSince(stood), left)
 			if more <= 0 {
 				return verdict{state: unconfirmed}
 			}
-			stood += more
+			stood, left = stood+more, left-more
 			patience.Reset(time.Duration(more))
 		}
 	}
@@ -137,7 +138,7 @@ func (d *Dispatcher) cancelled(run *run) ending {
 	case gone:
 		return lostEnding(run, v.why)
 	default:
-		run.blame(fmt.Sprintf("the runner confirmed no cancel within %s", d.d.ConfirmWithin))
+		run.blame(fmt.Sprintf("the runner confirmed no cancel for at least %s", d.d.ConfirmWithin))
 		return ending{code: OutcomeUnknown, err: schemas.ErrOutcomeUnknown(run.runner.Ref.Runner, d.d.ConfirmWithin)}
 	}
 }
@@ -151,7 +152,7 @@ func (d *Dispatcher) outOfTime(run *run) ending {
 	case gone:
 		return lostEnding(run, v.why)
 	default:
-		run.blame(fmt.Sprintf("no result within %s, and the runner confirmed no cancel within %s", run.timeout, d.d.ConfirmWithin))
+		run.blame(fmt.Sprintf("no result within %s, and the runner confirmed no cancel for at least %s", run.timeout, d.d.ConfirmWithin))
 		return ending{code: OutcomeUnknown, err: schemas.ErrOutcomeUnknown(run.runner.Ref.Runner, run.timeout)}
 	}
 }
