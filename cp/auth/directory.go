@@ -13,6 +13,16 @@ import (
 	"github.com/org-runink/runbus/jetstream"
 )
 
+// underWay is how long an older row may come after the removal of its record, and more than that.
+const underWay = time.Hour
+
+// tomb is a record that was removed, as of this revision.
+type tomb struct {
+	key      string
+	revision uint64
+	at       time.Time // when that was taken in
+}
+
 // directory is the view of the identities, decoded and indexed. Rows come from the watch and from this process's own
 // writes, in any order; the revision decides which is the newer.
 type directory struct {
@@ -23,6 +33,7 @@ type directory struct {
 	mu        sync.RWMutex
 	complete  bool              // the initial state is in: what changes now is news
 	revisions map[string]uint64 // by bucket key
+	tombs     []tomb            // in the order of time: what revisions need not have for ever
 	tenants   map[string]tenantRecord
 	people    map[string]personRecord  // by bucket key
 	sessions  map[string]sessionRecord // by token hash
@@ -62,8 +73,7 @@ func (d *directory) take(row jetstream.Row[record]) (revoked []Key, tell []func(
 		if row.Revision != 0 && row.Revision < d.revisions[row.Key] {
 			return nil, nil
 		}
-		d.remove(row.Key)
-		d.revisions[row.Key] = row.Revision // what is older, and still under way, must not bring it back
+		d.bury(row.Key, row.Revision)
 		return nil, nil
 	}
 	if row.Revision <= d.revisions[row.Key] {
@@ -158,8 +168,22 @@ func (d *directory) deleted(key string, revision uint64) {
 	if d.revisions[key] > revision {
 		return
 	}
+	d.bury(key, revision)
+}
+
+// bury removes a record. What is older, and still under way, must not bring it back; long after that nothing is kept of it, since no two
+// sessions have one key.
+func (d *directory) bury(key string, revision uint64) {
 	d.remove(key)
-	d.revisions[key] = revision // an older row that is still under way stays without effect
+	d.revisions[key] = revision
+	now := time.Now()
+	d.tombs = append(d.tombs, tomb{key, revision, now})
+	for len(d.tombs) > 0 && now.Sub(d.tombs[0].at) > underWay {
+		if old := d.tombs[0]; d.revisions[old.key] == old.revision { // else it was made again, or removed once more
+			delete(d.revisions, old.key)
+		}
+		d.tombs = d.tombs[1:]
+	}
 }
 
 func (d *directory) revision(key string) uint64 {
