@@ -105,7 +105,10 @@ func prefers(header, token string) bool {
 func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media string, req dispatch.Request, early bool) dispatch.Outcome {
 	id := schemas.NewULID(time.Now()) // not ulid.Make, from whose ids the next ones can be guessed
 	w.Header().Set("Runbus-Dispatch-Id", id)
+	run, ran := ctx, func() {}
 	if early {
+		run, ran = s.early.begin(ctx, req.Caller.Tenant, id)
+		defer ran()
 		w.WriteHeader(http.StatusProcessing)
 	}
 	// The caller's connection may stay open for the whole fetch, whatever the server's timeouts are.
@@ -123,7 +126,8 @@ func (s *server) streamFetch(ctx context.Context, w http.ResponseWriter, media s
 		out = newNDJSONAnswer(w, control)
 		req.Phases = true // its last line has them
 	}
-	outcome := s.Dispatch.Fetch(ctx, req, id, out)
+	outcome := s.Dispatch.Fetch(run, req, id, out)
+	ran()
 	_ = control.SetWriteDeadline(time.Now().Add(lastWords))
 	if err := out.finish(outcome); err != nil && ctx.Err() == nil {
 		s.Log.Warn("the caller's answer could not be completed", "dispatch", id, "error", err)

@@ -54,10 +54,12 @@ type dispatchID struct {
 }
 
 func (s *server) cancelFetch(ctx context.Context, in *dispatchID) (*struct{}, error) {
-	if err := s.Dispatch.Cancel(principal(ctx), in.ID); err != nil {
-		return nil, s.refused(principal(ctx), "dispatch.cancel", "dispatch", in.ID, err)
+	by := principal(ctx)
+	err := s.Dispatch.Cancel(by, in.ID)
+	if err == nil || schemas.CodeOf(err) == schemas.CodeNotFound && s.cancelEarly(by, in.ID) {
+		return nil, nil
 	}
-	return nil, nil
+	return nil, s.refused(by, "dispatch.cancel", "dispatch", in.ID, err)
 }
 
 func (s *server) listKeys(ctx context.Context, _ *struct{}) (*list[auth.Key], error) {

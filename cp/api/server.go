@@ -54,6 +54,7 @@ type Deps struct {
 type server struct {
 	Deps
 	tracer oteltrace.Tracer
+	early  earlyFetches
 }
 
 var useProblems sync.Once // huma's error constructor is a variable of its package
