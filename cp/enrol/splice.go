@@ -42,7 +42,8 @@ type spliced struct {
 	ended       chan struct{}
 }
 
-// offer has the runner take the link, and splices it into this replica's server. A leaf that was NEXT is the runner's from here on
+// offer has the runner take the link, and splices it into this replica's server. A runner that has another link and is revoked before it
+// answers is to be told over that at once, so that the offer ends then. A leaf that was NEXT is the runner's from here on
 // (SPEC C8): the handshake was fresh, and the runner has taken the link.
 func (t *tender) offer(ctx context.Context, conn *tls.Conn, r roster.Runner, fingerprint string) error {
 	d := t.d.d
@@ -53,10 +54,18 @@ func (t *tender) offer(ctx context.Context, conn *tls.Conn, r roster.Runner, fin
 	}
 	stop := context.AfterFunc(ctx, func() { _ = conn.Close() })
 	defer stop()
+	undisturbed := func() bool { return true }
+	if t.link != nil {
+		undisturbed = context.AfterFunc(t.revoked, func() { _ = conn.Close() })
+		defer undisturbed()
+	}
 	if err := link.Offer(conn, time.Now().Add(answerWithin), &runbusv1.LinkPreface{
 		RunnerId: r.ID, Tenant: r.Tenant, ServerId: d.ServerID, Token: token, ServerTime: timestamppb.New(now), Replica: d.Replica,
 	}); err != nil {
 		return explainAnswer(err)
+	}
+	if !undisturbed() {
+		return t.revoked.Err()
 	}
 	server, err := d.Server()
 	if err != nil {
