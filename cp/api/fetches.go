@@ -224,10 +224,14 @@ func (n *ndjsonAnswer) Accepted(a dispatch.Accepted) error {
 	}{"accepted", a})
 }
 
-// Progress is a line of type `progress`.
+// Progress is a line of type `progress`. A time that is none, which JSON can't tell, is now.
 func (n *ndjsonAnswer) Progress(u *runbusv1.RunFetchUpdate) error {
 	if !n.opened {
 		return nil
+	}
+	at := time.Now().UTC()
+	if u.GetAt().IsValid() {
+		at = u.GetAt().AsTime()
 	}
 	return n.lines.writeNow(struct {
 		Type    string    `json:"type"`
@@ -237,7 +241,7 @@ func (n *ndjsonAnswer) Progress(u *runbusv1.RunFetchUpdate) error {
 		Bytes   int64     `json:"bytes"`
 		Done    bool      `json:"done"`
 		At      time.Time `json:"at"`
-	}{"progress", phaseName(u.GetPhase()), u.GetMessage(), u.GetRows(), u.GetBytes(), u.GetDone(), u.GetAt().AsTime()})
+	}{"progress", phaseName(u.GetPhase()), u.GetMessage(), u.GetRows(), u.GetBytes(), u.GetDone(), at})
 }
 
 // Chunk becomes rows.

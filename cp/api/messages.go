@@ -222,8 +222,13 @@ func (v *verifier) batch(pos int) {
 		v.fail("a batch of %d rows", rows)
 	}
 	t.vector(1, 16)
-	t.vector(2, 16)
-	t.vector(4, 8)
+	_, buffers := t.vector(2, 16)
+	counts, n := t.vector(4, 8)
+	for i := range n {
+		if c := binary.LittleEndian.Uint64(v.b[counts+8*i:]); c > uint64(buffers) { // arrow makes room for as many
+			v.fail("a column of %d buffers", c)
+		}
+	}
 }
 
 func (v *verifier) keyValues(t table, slot int) {
@@ -250,8 +255,8 @@ func (v *verifier) table(pos int) table {
 		return t
 	}
 	size := int(binary.LittleEndian.Uint16(v.b[t.vtable:]))
-	if size < 4 {
-		v.fail("a table without a table of contents")
+	if size < 4 || size%2 != 0 { // arrow reads a slot of which only the first byte belongs to it
+		v.fail("a table with a table of contents of %d bytes", size)
 	}
 	if v.at(t.vtable, size) {
 		t.slots = (size - 4) / 2

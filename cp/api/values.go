@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/apache/arrow-go/v18/arrow"
 	"github.com/apache/arrow-go/v18/arrow/array"
@@ -29,9 +30,17 @@ func typeName(f arrow.Field) string {
 	return f.Type.String()
 }
 
+// maxText bounds a row as JSON, and a value in CSV, in bytes: a few bytes of Arrow may say the same again and again.
+const maxText = maxLive
+
+func errText() error { return fmt.Errorf("more than %d bytes of text", maxText) }
+
 // appendValue writes one value as JSON, exactly: integers, finite floats and booleans as such, lists as arrays, structs as
 // objects, maps as arrays of key and value, everything else as the text of valueText.
 func appendValue(line []byte, f arrow.Field, a arrow.Array, row int) ([]byte, error) {
+	if len(line) > maxText {
+		return nil, errText()
+	}
 	a, row = physical(a, row)
 	if a == nil {
 		return append(line, "null"...), nil
@@ -76,8 +85,33 @@ func appendValue(line []byte, f arrow.Field, a arrow.Array, row int) ([]byte, er
 	if bare {
 		return append(line, text...), nil
 	}
-	quoted, err := json.Marshal(text)
-	return append(line, quoted...), err
+	return appendQuoted(line, text)
+}
+
+// quotedAtOnce is how much of a text is quoted at a time: it may get six times as long.
+const quotedAtOnce = 64 << 10
+
+// appendQuoted writes a text as JSON.
+func appendQuoted(line []byte, text string) ([]byte, error) {
+	line = append(line, '"')
+	for len(text) > 0 {
+		n := min(len(text), quotedAtOnce)
+		for back := 0; n < len(text) && back < utf8.UTFMax; back++ {
+			if at := quotedAtOnce - back; utf8.RuneStart(text[at]) { // not within a rune
+				n = at
+				break
+			}
+		}
+		quoted, err := json.Marshal(text[:n])
+		if err != nil {
+			return nil, err
+		}
+		if len(line)+len(quoted) > maxText {
+			return nil, errText()
+		}
+		line, text = append(line, quoted[1:len(quoted)-1]...), text[n:]
+	}
+	return append(line, '"'), nil
 }
 
 // valueText is one value as text, exactly, and whether it is NULL. Bytes are base64, a UUID is in its usual form, timestamps are
