@@ -163,11 +163,7 @@ func plant(t *testing.T, dir string, b bug) (caught []string, out string) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
-	args := []string{"-test.run", pattern, "-test.v", "-test.timeout", "4m"}
-	if *longFlag {
-		args = append(args, "-default-grace")
-	}
-	drill := exec.CommandContext(ctx, self, args...)
+	drill := exec.CommandContext(ctx, self, "-test.run", pattern, "-test.v", "-test.timeout", "4m")
 	drill.Env = append(os.Environ(), stack.BinariesEnv+"="+bin)
 	drill.WaitDelay = time.Minute // for what it printed last
 	var text bytes.Buffer

@@ -55,13 +55,14 @@ var drills = []struct {
 		jobs := several(4, job{runner: "r0", rows: 200, last: 600_000, timeout: 10 * time.Minute, cancelAt: 500 * time.Millisecond, mustStart: true, want: []string{"cancelled"}})
 		jobs = append(jobs, several(4, job{runner: "r0", rows: 200, last: 600_000, timeout: 10 * time.Minute, hangUpAt: time.Second})...)
 		w.run(jobs, nil)
-		w.idle(stack.Patience)
+		w.idleSince(toldToStop(jobs), overtime)
 		w.over() // whose caller has gone is not told of the end, before which its slot is free
 		w.quiet()
 	}},
 	{"deadline", func(_ *testing.T, w *world) {
-		w.run(several(4, job{runner: "r0", rows: 200, last: 600_000, timeout: 5 * time.Second, mustStart: true, want: []string{"deadline"}}), nil)
-		w.idle(stack.Patience)
+		jobs := several(4, job{runner: "r0", rows: 200, last: 600_000, timeout: 5 * time.Second, mustStart: true, want: []string{"deadline"}})
+		w.run(jobs, nil)
+		w.idleSince(toldToStop(jobs), overtime)
 		w.quiet()
 	}},
 	{"row limit", func(_ *testing.T, w *world) {
@@ -76,7 +77,7 @@ var drills = []struct {
 			w.kill(w.runners[0])
 			w.start(w.runners[0])
 		})
-		w.idle(stack.Patience)
+		w.idle(overtime)
 		w.quiet()
 	}},
 	{"replaced", func(_ *testing.T, w *world) {
@@ -131,8 +132,8 @@ var drills = []struct {
 			<-time.After(time.Second) // the schedule's time
 			w.restart()
 		})
-		w.idle(stack.Patience)
-		w.free()
+		w.idle(60 * time.Second)
+		w.freed(2 * time.Minute) // in which a runner keeps the results for a control plane that was killed
 	}},
 	{"nothing is kept", func(_ *testing.T, w *world) {
 		before := w.baseline()
@@ -198,10 +199,17 @@ func TestDrills(t *testing.T) {
 		for _, d := range drills {
 			t.Run(d.name, func(t *testing.T) {
 				began := time.Now()
-				w := newWorld(t, readable, []stack.Link{link}, few, longGrace())
-				w.eavesdrop(w.runners[0])
-				d.run(t, w)
-				w.watched()
+				for spare := mostAgain; ; spare-- {
+					w := newWorld(t, readable, []stack.Link{link}, few, nil)
+					w.spare = spare
+					w.eavesdrop(w.runners[0])
+					d.run(t, w)
+					w.watched()
+					if !w.excused || t.Failed() {
+						break
+					}
+					say("chaos: drill %q, %s, is done again\n", d.name, link)
+				}
 				say("chaos: drill %q, %s: %s\n", d.name, link, time.Since(began).Round(100*time.Millisecond))
 			})
 		}

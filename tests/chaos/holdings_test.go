@@ -91,13 +91,7 @@ func (w *world) baseline() holdings {
 // quiet fills every slot of every runner at once, with fetches that all complete: no slot is lost.
 func (w *world) quiet() {
 	w.t.Helper()
-	var all []*job
-	for _, m := range w.runners {
-		for range w.slots {
-			all = append(all, &job{runner: m.id, rows: 5, last: 300, timeout: 60 * time.Second, mustStart: true, mustComplete: true})
-		}
-	}
-	w.run(all, nil)
+	w.run(w.allSlots(true), nil)
 }
 
 // free waits until every slot of every runner can be had at once, within the time in which runners keep results for a control plane
@@ -105,12 +99,7 @@ func (w *world) quiet() {
 func (w *world) free() {
 	w.t.Helper()
 	if !eventually(2*time.Minute, func() bool {
-		var all []*job
-		for _, m := range w.runners {
-			for range w.slots {
-				all = append(all, &job{runner: m.id, rows: 5, last: 300, timeout: 60 * time.Second, mustComplete: true})
-			}
-		}
+		all := w.allSlots(false)
 		w.run(all, nil)
 		return !slices.ContainsFunc(all, func(j *job) bool { return !j.accepted })
 	}) {

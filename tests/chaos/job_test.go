@@ -34,7 +34,8 @@ type job struct {
 	patience           time.Duration // what the faults may add to the time it takes
 
 	marker  string
-	attempt int // how often it was asked for again
+	attempt int   // how often it was asked for again
+	refused []int // attempts
 	came
 }
 
@@ -49,6 +50,8 @@ type came struct {
 	broke       error  // of the connection to the control plane, or of a large result
 	final       stack.Line
 	hungUp      bool
+	began       time.Time
+	answered    time.Time // the first of its answer
 	took        time.Duration
 }
 
@@ -84,37 +87,28 @@ func (w *world) run(jobs []*job, faults func()) {
 }
 
 // fetch runs one to its end for its caller. One that must start is asked for again when its runner did not accept it within the two
-// seconds that it has: on a machine that stands still for as long that is nobody's fault.
+// seconds that it has, and nobody is to blame.
 func (w *world) fetch(j *job) {
 	defer func() { w.ends.Store(j.marker, time.Now()) }()
-	for give := time.Now().Add(stack.Patience); ; j.attempt++ {
+	for ; ; j.attempt++ {
 		j.came = came{} // and nothing else: what is asked for is read elsewhere meanwhile
 		w.once(j)
-		if !j.mustStart || !w.unheard(j) || time.Now().After(give) {
+		if j.outcome() == "refused" {
+			j.refused = append(j.refused, j.attempt)
+		}
+		if !j.mustStart || !w.unheard(j) {
 			return
 		}
 		say("chaos: asked for again: %s\n", j)
 	}
 }
 
-// unheard reports whether a job ended since the control plane had no word of its runner in time: it never started, or it started in time and
-// was stopped, since that word came late.
-func (w *world) unheard(j *job) bool {
-	switch j.outcome() {
-	case "refused":
-		return (stack.Late(j.final.Message) || unheard.MatchString(j.final.Message)) && w.executed(j) == 0
-	case "failed":
-		return !j.accepted && unheard.MatchString(j.final.Message)
-	}
-	return false
-}
-
 // executed is how often the job was, as it was asked for last.
 func (w *world) executed(j *job) int { return w.origin.executed(j.marker, j.attempt) }
 
 func (w *world) once(j *job) {
-	began := time.Now()
-	defer func() { j.took = time.Since(began) }()
+	j.began = time.Now()
+	defer func() { j.took = time.Since(j.began) }()
 	body := map[string]any{
 		"runnerId": j.runner, "timeout": j.timeout.String(),
 		"source": map[string]any{"kind": "http", "settings": w.settings(j)},
@@ -149,7 +143,7 @@ func (w *world) once(j *job) {
 		return
 	}
 	defer resp.Body.Close()
-	j.status, j.dispatch = resp.StatusCode, resp.Header.Get("Runbus-Dispatch-Id")
+	j.answered, j.status, j.dispatch = time.Now(), resp.StatusCode, resp.Header.Get("Runbus-Dispatch-Id")
 	if j.cancelAt > 0 && j.dispatch != "" {
 		dispatch := j.dispatch
 		timer := time.AfterFunc(j.cancelAt, func() { w.cancel(dispatch) })
@@ -268,7 +262,10 @@ func (w *world) cancel(dispatch string) {
 	}
 }
 
-// within is the time in which a fetch ends: beyond its timeout there is the confirmation of the cancel, and a machine that is busy.
+// overtime is what a fetch may take beyond its timeout: the confirmation of the cancel, and a machine that is busy.
+const overtime = 20 * time.Second
+
+// within is how long a caller waits for a fetch that never ends.
 func (j *job) within() time.Duration { return j.timeout + stack.Patience + j.patience }
 
 // judge holds the jobs against the invariants.
@@ -290,9 +287,7 @@ func (w *world) judge(jobs []*job) {
 		if j.finals > 1 || j.finals == 0 && !j.hungUp && !j.bereft {
 			w.broken("one-outcome", "%d outcomes: %s", j.finals, j)
 		}
-		if outcome == "refused" && n > 0 {
-			w.broken("refused", "refused, and executed all the same: %s", j)
-		}
+		w.neverRan(j)
 		want := j.rows
 		if j.most > 0 {
 			want = min(want, j.most)
@@ -300,13 +295,13 @@ func (w *world) judge(jobs []*job) {
 		if outcome == "completed" && (j.got != want || int(j.final.Rows) != want || n != 1) {
 			w.broken("rows", "not %d rows, of one execution (%d): %s", want, n, j)
 		}
-		if j.took >= j.within() {
+		if over := j.took - j.timeout - overtime - j.patience; over > 0 && !stack.Excused(w.t, j.String(), j.began, j.began.Add(j.took), over) {
 			w.broken("in-time", "it took too long: %s", j)
 		}
 		if j.mustStart && !j.accepted {
 			w.broken("slots", "it was not accepted: %s", j)
 		}
-		if j.mustComplete && j.accepted && outcome != "completed" {
+		if j.mustComplete && j.accepted && outcome != "completed" && !w.survived(j) {
 			w.broken("survives", "it did not survive the faults: %s", j)
 		}
 		if len(j.want) > 0 && !slices.Contains(j.want, outcome) {
@@ -361,7 +356,13 @@ func (w *world) audit(jobs []*job) (ends map[string][]string) {
 // idle fails unless the source's last requests end soon: what was cancelled, or is lost, is not read on.
 func (w *world) idle(within time.Duration) {
 	w.t.Helper()
-	if !eventually(within, func() bool { return len(w.origin.busy()) == 0 }) {
-		w.broken("stopped", "the source is still being read %s later: %q", within, w.origin.busy())
+	w.idleSince(time.Now(), within)
+}
+
+// idleSince is idle, reckoned from a moment.
+func (w *world) idleSince(from time.Time, within time.Duration) {
+	w.t.Helper()
+	if !w.inTime("the source is no longer read", from, within, func() bool { return len(w.origin.busy()) == 0 }) {
+		w.broken("stopped", "the source was read for more than %s: %q", within, w.origin.busy())
 	}
 }

@@ -204,8 +204,8 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 	for _, one := range w.runners {
 		w.cutRound(r, one, perRound)
 	}
-	w.idle(stack.Patience)
-	w.free()
+	w.idle(20 * time.Second)
+	w.freed(20 * time.Second)
 	w.baseline()
 	before := w.steady(ops, m)
 	done, links := len(w.jobs), m.proxy.made()
@@ -223,8 +223,8 @@ func nothingLeaks(t *testing.T, link stack.Link, seed uint64) {
 		}
 	}
 	dispatches, reconnects := len(w.jobs)-done, m.proxy.made()-links
-	w.idle(stack.Patience)
-	w.free()
+	w.idle(20 * time.Second)
+	w.freed(20 * time.Second)
 	var after kept
 	if !eventually(stack.Patience, func() bool { after = w.look(ops, m); return after.noMore(before) }) {
 		w.broken("leak", "kept before: %s\nkept after: %s", before, after)

@@ -20,8 +20,6 @@ import (
 var (
 	seedFlag = flag.Uint64("seed", 0, "seed of the schedule of faults; 0: RUNBUS_SEED, or one of the clock")
 	longFlag = flag.Bool("long", os.Getenv("RUNBUS_LONG") != "", "run what takes many minutes too")
-	// Only on a machine that does nothing else is the time within which a runner returns its own doing.
-	graceFlag = flag.Bool("default-grace", false, "give runners the time to return that they have by default")
 )
 
 // say prints what a run shows, whether it fails or not.
@@ -253,7 +251,9 @@ func (w *world) summary(seed uint64, took time.Duration, before, after holdings)
 	for _, j := range w.jobs {
 		outcomes[cmp.Or(j.outcome(), "caller gone")]++
 		rows += j.got
-		executed += w.executed(j)
+		for attempt := range j.attempt + 1 {
+			executed += w.origin.executed(j.marker, attempt)
+		}
 	}
 	list := func(m map[string]int) string {
 		var b strings.Builder

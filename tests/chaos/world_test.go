@@ -67,6 +67,8 @@ type world struct {
 	accepts sync.Map // …of those whose caller was told that they were accepted
 	jobs    []*job   // judged
 	faults  map[string]int
+	spare   int  // times that its drill may be done again
+	excused bool // by a standstill: what came of the drill shows nothing, and it is done again
 }
 
 // The watchers, by where they are. The copies of work in OPS are counted by themselves: they tell that an assignment was published.
@@ -91,9 +93,9 @@ type member struct {
 }
 
 // longGrace is the environment of control planes whose works are to survive cut links: a runner that returns late, since the machine is
-// busy, has lost nothing. The long runs hold runners to the default (15 s).
+// busy, has lost nothing. The long runs, TestCutInAFetch and TestDrills hold runners to the default (15 s).
 func longGrace() map[string]string {
-	if *longFlag || *graceFlag {
+	if *longFlag {
 		return nil
 	}
 	return map[string]string{"RUNNER_GRACE": "45s"}
@@ -327,13 +329,12 @@ func (w *world) replace(m *member) {
 	}
 	before := m.process
 	w.start(m)
-	select {
-	case <-before.Exited():
-		if code := before.Exit(w.t); code != exitReplaced {
-			w.broken("replaced", "a replaced process of %s ended with status %d", m.id, code)
-		}
-	case <-time.After(stack.Patience):
+	if !w.inTime("a replaced process ends", time.Now(), 45*time.Second, func() bool { return hasEnded(before.Process) }) {
 		w.broken("replaced", "a replaced process of %s still runs", m.id)
+		return
+	}
+	if code := before.Exit(w.t); code != exitReplaced {
+		w.broken("replaced", "a replaced process of %s ended with status %d", m.id, code)
 	}
 }
 
@@ -368,6 +369,16 @@ func (w *world) broken(invariant, format string, args ...any) {
 
 // brokenLine finds the invariants in what a run printed.
 var brokenLine = regexp.MustCompile(`BROKEN ([a-z-]+): (.*)`)
+
+// hasEnded reports whether a process has.
+func hasEnded(p *stack.Process) bool {
+	select {
+	case <-p.Exited():
+		return true
+	default:
+		return false
+	}
+}
 
 // eventually asks until ok, at most for d: what is asked for is a state and not an event.
 func eventually(d time.Duration, ok func() bool) bool {
