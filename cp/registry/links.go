@@ -49,6 +49,7 @@ type link struct {
 	at     time.Time // when this replica saw it come up
 	start  time.Time // by the server's clock
 	missed int       // scans that its server did not answer
+	older  bool      // another link of the process was heard of that seems to be older
 }
 
 // processLinks are the newest link of each process of one runner: hardly ever of more than one, for which a map would take 900 bytes.
@@ -67,6 +68,23 @@ func (p processLinks) of(nonce string) (l link, linked bool) {
 		}
 	}
 	return link{}, false
+}
+
+// heard takes in the link of a process, unless that has it already, or a newer one; changed: it has taken it.
+func (p *processLinks) heard(nonce string, l link) (changed bool) {
+	for i := range *p {
+		if have := &(*p)[i]; have.nonce == nonce {
+			switch {
+			case have.key == l.key:
+				return false
+			case have.start.After(l.start):
+				have.older = true
+				return false
+			}
+		}
+	}
+	p.set(nonce, l)
+	return true
 }
 
 // set makes l the link of a process.
@@ -145,16 +163,16 @@ func (r *Registry) linkUp(e linkEvent) {
 		return
 	}
 	l := link{key: linkKey{shared(e.Server.ID), e.Client.ID}, at: r.d.Now(), start: e.Client.Start}
-	over := false
+	used := false
 	r.update(ref, func(rn *runner) {
-		if _, over = r.ended[l.key]; over {
+		if _, over := r.ended[l.key]; over {
 			return // begins and ends are heard of by two goroutines
 		}
-		if have, _ := rn.links.of(nonce); have.key != l.key { // else a scan has found it first
-			rn.links.set(nonce, l)
-		}
+		rn.links.heard(nonce, l)
+		have, _ := rn.links.of(nonce)
+		used = have.key == l.key // also if a scan has found it first
 	})
-	if !over {
+	if used {
 		r.handovers.linked(ref, l.key)
 	}
 }
@@ -171,6 +189,9 @@ func (r *Registry) linkDown(e linkEvent) {
 		r.ended[key] = time.Now()
 		if l, _ := rn.links.of(nonce); l.key == key {
 			rn.links.drop(nonce)
+			if l.older { // by the clock of another server: it may go on
+				r.askScan()
+			}
 			if nonce == rn.rec.ProcessNonce { // who only asked, or was replaced, says nothing about the runner
 				r.notes.add(ref, rn.rec.Name, rn.rec.Version, r.d.Now())
 			}
@@ -336,12 +357,9 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 			}
 			found[key] = true
 			rn := r.runner(ref)
-			have, linked := rn.links.of(nonce)
-			if linked && (have.key == key || have.start.After(c.Start)) {
-				continue
+			if rn.links.heard(nonce, link{key: key, at: r.d.Now(), start: c.Start}) {
+				touch(rn)
 			}
-			rn.links.set(nonce, link{key: key, at: r.d.Now(), start: c.Start})
-			touch(rn)
 		}
 	}
 	for _, tenant := range r.fleet {
@@ -360,7 +378,13 @@ func (r *Registry) applyScan(servers map[string][]clientInfo, began time.Time) {
 					l.missed++
 				}
 			}
-			rn.links = slices.DeleteFunc(rn.links, func(l processLink) bool { return l.missed >= suspectMost })
+			rn.links = slices.DeleteFunc(rn.links, func(l processLink) bool {
+				over := l.missed >= suspectMost
+				if over && l.older { // see linkDown
+					r.askScan()
+				}
+				return over
+			})
 			if len(rn.links) < had {
 				touch(rn)
 			}

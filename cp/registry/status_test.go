@@ -126,6 +126,61 @@ func TestScan(t *testing.T) {
 	}
 }
 
+// Each replica's server tells of its own links, in an order of its own: a link that is heard of late does not take the place of a newer one
+// of the same process. Clocks may differ, so whether it goes on is looked for when the newer one ends.
+func TestAnOlderLinkIsNoNewOne(t *testing.T) {
+	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+	r := &Registry{
+		d:     Deps{Now: func() time.Time { return now }},
+		fleet: make(map[string]map[string]*runner), changed: make(chan struct{}), ended: make(map[linkKey]time.Time), rescan: make(chan struct{}, 1),
+	}
+	event := func(server string, start time.Time) (e linkEvent) {
+		e.Server.ID, e.Client = server, clientInfo{ID: 1, CID: 1, User: "acme/edge", Name: "edge/n", Start: start}
+		return e
+	}
+	ref := event("S1", now).Client.mustRef(t)
+	at := func() string {
+		if rn := r.fleet[ref.Tenant][ref.Runner]; rn != nil {
+			if l, linked := rn.links.of("n"); linked {
+				return l.key.server
+			}
+		}
+		return "none"
+	}
+	for i, step := range []struct {
+		hear func(linkEvent)
+		e    linkEvent
+		want string
+		scan int
+	}{
+		{r.linkUp, event("S2", now.Add(time.Second)), "S2", 0},
+		{r.linkUp, event("S1", now), "S2", 0},
+		{r.linkDown, event("S1", now), "S2", 0},
+		{r.linkUp, event("S3", now.Add(time.Minute)), "S3", 0},
+		{r.linkDown, event("S2", now.Add(time.Second)), "S3", 0},
+		{r.linkDown, event("S3", now.Add(time.Minute)), "none", 0},
+		{r.linkUp, event("S4", now.Add(time.Minute)), "S4", 0},
+		{r.linkUp, event("S5", now), "S4", 0}, // by a clock that is behind
+		{r.linkDown, event("S4", now.Add(time.Minute)), "none", 1},
+	} {
+		if step.hear(step.e); at() != step.want || len(r.rescan) != step.scan {
+			t.Fatalf("step %d: the link is at %s, not %s; %d scans are asked for", i+1, at(), step.want, len(r.rescan))
+		}
+	}
+	r.applyScan(map[string][]clientInfo{"S5": {event("S5", now).Client}}, now)
+	if at() != "S5" {
+		t.Errorf("after the scan the link is at %s", at())
+	}
+	<-r.rescan
+	r.linkUp(event("S6", now.Add(time.Minute)))
+	for range suspectMost { // its server is gone; the clock of the next one is behind
+		r.applyScan(map[string][]clientInfo{"S7": {event("S7", now).Client}}, now.Add(time.Second))
+	}
+	if at() != "none" || len(r.rescan) != 1 {
+		t.Errorf("the link is at %s, %d scans are asked for", at(), len(r.rescan))
+	}
+}
+
 // The begins and the ends of links are heard of by two goroutines, and a link that has ended is listed until its server has cleared it
 // away: neither brings it back. What a scan has found before its begin is heard of stays as it is.
 func TestWhatIsHeardOfALinkLate(t *testing.T) {
