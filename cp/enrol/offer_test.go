@@ -40,7 +40,7 @@ func TestARevocationEndsTheOfferOfASecondLink(t *testing.T) {
 				_ = conn.Close()
 			}()
 			conn := tls.Client(near, &tls.Config{
-				MinVersion: tls.VersionTLS13, RootCAs: roots, InsecureSkipVerify: true, //nolint:gosec // a pipe has no name; who is there is no matter here
+				MinVersion: tls.VersionTLS13, RootCAs: roots, InsecureSkipVerify: true, // a pipe has no name
 			})
 			x := newTender(&Dialler{d: DiallerDeps{Tokens: newTokens(t), ServerID: "S", Now: time.Now, Log: slog.New(slog.DiscardHandler)}}, id)
 			x.link = c.link
