@@ -1,11 +1,16 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
 	"context"
+	"encoding/pem"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -64,7 +69,8 @@ func TestAnOutcomeOvertakesTheCancel(t *testing.T) {
 	})
 }
 
-// After Ctrl-C before the answer a fetch was cancelled, whether that began to come at that moment or not.
+// After Ctrl-C before the answer a fetch was cancelled, whether that began to come at that moment or not. Where the id came, what became of it
+// can be looked up.
 func TestAnAnswerThatComesWhenItIsGivenUp(t *testing.T) {
 	for _, accept := range []string{"application/x-ndjson", "text/csv"} {
 		ctx, interrupt := context.WithCancel(t.Context())
@@ -83,8 +89,54 @@ func TestAnAnswerThatComesWhenItIsGivenUp(t *testing.T) {
 		} else {
 			_, err = f.stream(ctx)
 		}
+		var text bytes.Buffer
+		report(&text, err, false)
+		if strings.Count(text.String(), "`runink fetch trace D1`") != 1 || !bytes.Contains(process.ErrorJSON(err), []byte("runink fetch trace D1")) {
+			t.Errorf("%s: %s%s", accept, &text, process.ErrorJSON(err))
+		}
 		if code := schemas.CodeOf(err); code != schemas.CodeCancelled || statusOf(err) != 1 || !bytes.Contains(process.ErrorJSON(err), []byte(`"dispatchId":"D1"`)) {
 			t.Errorf("%s: %s, %s", accept, code, process.ErrorJSON(err))
 		}
+	}
+}
+
+// A caller who sends no more on a connection has gone, as the server sees it, and is answered all the same: over TCP and over TLS.
+func TestTheHalfOfAConnectionIsEnough(t *testing.T) {
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		_, _ = io.WriteString(w, "begun\n")
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		_, _ = io.WriteString(w, "ended\n")
+	})
+	plain, secure := httptest.NewServer(handler), httptest.NewTLSServer(handler)
+	t.Cleanup(plain.Close)
+	t.Cleanup(secure.Close)
+	ca := filepath.Join(t.TempDir(), "ca.pem")
+	cert := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: secure.Certificate().Raw})
+	if err := os.WriteFile(ca, cert, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range []endpoint{{URL: plain.URL}, {URL: secure.URL, CA: ca}} {
+		s.Token = schemas.NewSessionToken()
+		api, err := newClient(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(api.http.CloseIdleConnections)
+		var asked exchange
+		resp, err := api.send(asked.watch(t.Context()), http.MethodPost, "/api/fetches", fetchBody{}, "text/csv", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := bufio.NewReader(resp.Body)
+		if line, err := lines.ReadString('\n'); err != nil || line != "begun\n" {
+			t.Errorf("%s: %q, %v", s.URL, line, err)
+		}
+		asked.endSending()
+		if rest, err := io.ReadAll(lines); err != nil || string(rest) != "ended\n" {
+			t.Errorf("%s: %q, %v", s.URL, rest, err)
+		}
+		_ = resp.Body.Close()
 	}
 }

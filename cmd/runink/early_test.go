@@ -94,12 +94,13 @@ func TestAnIDThatCameBeforeTheAnswer(t *testing.T) {
 // none is.
 func TestCancelByAnIDThatCameBeforeTheAnswer(t *testing.T) {
 	for name, c := range map[string]struct {
-		told   bool
-		status int
-		code   string
+		refusal http.HandlerFunc // of the cancel; nil: it is taken, and the outcome told
+		status  int
+		code    string
 	}{
-		"the outcome is told": {true, 1, "cancelled"},
-		"nothing is told":     {false, 4, "outcome_unknown"},
+		"the outcome is told":   {nil, 1, "cancelled"},
+		"no such one runs here": {problemAnswer(404, `{"code":"not_found","detail":"no such fetch is running"}`), 4, "outcome_unknown"},
+		"not now":               {problemAnswer(503, `{"code":"unavailable","detail":"not now"}`), 4, "outcome_unknown"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx, interrupt := context.WithCancel(t.Context())
@@ -111,16 +112,16 @@ func TestCancelByAnIDThatCameBeforeTheAnswer(t *testing.T) {
 			deleted := make(chan string, 1)
 			api := early(t, func(w http.ResponseWriter, r *http.Request) {
 				switch {
-				case r.Method == http.MethodDelete && c.told:
-					deleted <- r.URL.Path
 				case r.Method == http.MethodDelete:
 					deleted <- r.URL.Path
-					problemAnswer(503, `{"code":"unavailable","detail":"not now"}`)(w, r)
-				case c.told:
+					if c.refusal != nil {
+						c.refusal(w, r)
+					}
+				case c.refusal == nil:
 					deleted <- <-deleted
 					problemAnswer(409, `{"code":"cancelled","detail":"stopped by the runner","outcome":"cancelled","dispatchId":"D1"}`)(w, r)
 				default:
-					<-r.Context().Done() // the caller hangs up
+					<-r.Context().Done() // the caller goes
 				}
 			})
 			f := &fetch{api: api, progress: noProgress{}, earlyID: true}

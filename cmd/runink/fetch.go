@@ -9,10 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptrace"
-	"net/textproto"
-	"net/url"
-	"sync/atomic"
 	"time"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
@@ -104,10 +100,7 @@ type fetch struct {
 	notices  []noticeLine
 }
 
-// cancelWait is how long a cancelled fetch may take to say how it ended.
-const cancelWait = 15 * time.Second
-
-// stream runs the fetch and hands its lines to the sinks. When ctx ends it asks the server to cancel and waits for the outcome.
+// stream runs the fetch and hands its lines to the sinks. When ctx ends it has the server cancel, and waits for the outcome: see giveUp.
 func (f *fetch) stream(ctx context.Context) (resultLine, error) {
 	return f.run(ctx, "application/x-ndjson", func(resp *http.Response) (resultLine, error) { return f.read(resp.Body) })
 }
@@ -125,18 +118,7 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	defer hangUp()
 	var asked exchange
 	release := context.AfterFunc(ctx, func() {
-		id := asked.dispatch()
-		if id == "" { // nothing was accepted yet: a closed connection cancels as well
-			asked.givenUp.Store(true)
-			hangUp()
-			return
-		}
-		wait, cancel := context.WithTimeout(call, cancelWait)
-		defer cancel()
-		err := f.api.call(wait, http.MethodDelete, "/api/fetches/"+url.PathEscape(id), nil, nil)
-		if err == nil || schemas.CodeOf(err) == schemas.CodeNotFound { // it had ended just then
-			<-wait.Done() // the outcome comes meanwhile, and ends call
-		}
+		f.giveUp(call, &asked)
 		hangUp()
 	})
 	defer release()
@@ -148,7 +130,7 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	resp, err := f.api.send(asked.watch(call), http.MethodPost, "/api/fetches", f.body, accept, prefer)
 	switch id := asked.dispatch(); {
 	case err == nil:
-	case ctx.Err() != nil && id == "" || call.Err() != nil && asked.unanswered(err):
+	case ctx.Err() != nil && id == "" || (call.Err() != nil || asked.shut.Load()) && asked.unanswered(err):
 		return resultLine{}, cancelled(id)
 	case asked.unanswered(err):
 		if cause := errors.Unwrap(err); cause != nil {
@@ -162,71 +144,23 @@ func (f *fetch) run(ctx context.Context, accept string, take func(*http.Response
 	id := resp.Header.Get("Runbus-Dispatch-Id")
 	asked.told(id)
 	result, err := take(resp)
-	if err != nil && call.Err() != nil && schemas.CodeOf(err) == schemas.CodeOutcomeUnknown {
+	if err != nil && (call.Err() != nil || asked.shut.Load()) && untold(err) {
 		err = cancelled(id)       // this side hung up
 		if asked.givenUp.Load() { // before the answer came, which had begun by then
-			err = cancelled("")
+			err = cancelledEarly(id)
 		}
 	}
 	return result, process.WithDispatch(err, cmp.Or(id, f.accepted.DispatchID, result.DispatchID))
-}
-
-// cancelled is the error of a fetch that this side gave up. A dispatch that is known by its id may still run, or have ended well.
-func cancelled(dispatch string) error {
-	if dispatch == "" {
-		return schemas.Errorf(schemas.CodeCancelled, "cancelled before the outcome was known")
-	}
-	return process.WithDispatch(schemas.Errorf(schemas.CodeOutcomeUnknown, "outcome unknown: cancelled before the control plane told it").
-		WithHint("`runink fetch trace "+dispatch+"` shows what became of it"), dispatch)
 }
 
 // cut is the error of a connection that ended before the outcome of the dispatch came; "" if its id had not come either.
 func cut(cause error, dispatch string) error {
 	where := "`runink fetch list` shows whether it began"
 	if dispatch != "" {
-		where = "`runink fetch trace " + dispatch + "` shows what became of it"
+		where = traceHint(dispatch)
 	}
 	return schemas.Wrap(schemas.CodeOutcomeUnknown, cause, "outcome unknown: the connection to the control plane was cut before the outcome came").
 		WithHint("the fetch may have been run, and is not run again by itself; " + where)
-}
-
-// exchange is how far a request got.
-type exchange struct {
-	sent, answered atomic.Bool
-	givenUp        atomic.Bool            // this side hung up before the id was known
-	id             atomic.Pointer[string] // of the dispatch, told in an interim response or with the answer
-}
-
-// dispatch is the id of the dispatch, "" if it was not told yet.
-func (e *exchange) dispatch() string {
-	if id := e.id.Load(); id != nil {
-		return *id
-	}
-	return ""
-}
-
-func (e *exchange) told(id string) {
-	if id != "" {
-		e.id.Store(&id)
-	}
-}
-
-func (e *exchange) watch(ctx context.Context) context.Context {
-	return httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
-		WroteHeaders:         func() { e.sent.Store(true) },
-		GotFirstResponseByte: func() { e.answered.Store(true) }, // an interim response too
-		Got1xxResponse: func(_ int, h textproto.MIMEHeader) error {
-			e.told(h.Get("Runbus-Dispatch-Id"))
-			return nil
-		},
-	})
-}
-
-// unanswered reports whether the server may have read the request that failed with err, and told nothing that can be read.
-func (e *exchange) unanswered(err error) bool {
-	var said *schemas.Error
-	lost := !errors.As(err, &said) || said.Cause != nil // see send
-	return e.sent.Load() && (!e.answered.Load() || errors.Is(err, io.ErrUnexpectedEOF) || lost && e.dispatch() != "")
 }
 
 // read takes the lines until the last one.
