@@ -41,10 +41,7 @@ func contextCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := namedContext(name); err != nil {
-				return err
-			}
-			if err := changeContexts(func(all *contexts) { all.Current = name }); err != nil {
+			if err := useContext(name); err != nil {
 				return err
 			}
 			return say(c, map[string]string{"current": name}, "the current context is %s", name)
@@ -55,15 +52,7 @@ func contextCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if _, err := namedContext(name); err != nil {
-				return err
-			}
-			if err := changeContexts(func(all *contexts) {
-				delete(all.Contexts, name)
-				if all.Current == name {
-					all.Current = ""
-				}
-			}); err != nil {
+			if err := removeContext(name); err != nil {
 				return err
 			}
 			return say(c, map[string]string{"removed": name}, "the context %s is gone", name)

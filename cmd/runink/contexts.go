@@ -74,8 +74,9 @@ func loadContexts() (contexts, error) {
 	return all, nil
 }
 
-// changeContexts changes what is kept: no other command's change comes in between, which would be lost with its token.
-func changeContexts(change func(*contexts)) error {
+// changeContexts changes what is kept: no other command's change comes in between, which would be lost with its token. Nothing changes when
+// change fails.
+func changeContexts(change func(*contexts) error) error {
 	file, err := contextFile()
 	if err != nil {
 		return err
@@ -89,20 +90,16 @@ func changeContexts(change func(*contexts)) error {
 		return err
 	}
 	defer lock.Close() // which ends the lock
-	for {
-		err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX)
-		if err == nil || errors.Is(err, errors.ErrUnsupported) { // a file system that has no locks
-			break
-		}
-		if !errors.Is(err, syscall.EINTR) {
-			return fmt.Errorf("lock the context file: %w", err)
-		}
+	if err := locked(func() error { return syscall.Flock(int(lock.Fd()), syscall.LOCK_EX) }); err != nil {
+		return fmt.Errorf("lock the context file: %w", err)
 	}
 	all, err := loadContexts()
 	if err != nil {
 		return err
 	}
-	change(&all)
+	if err := change(&all); err != nil {
+		return err
+	}
 	b, err := json.MarshalIndent(all, "", "  ")
 	if err != nil {
 		return err
@@ -110,12 +107,47 @@ func changeContexts(change func(*contexts)) error {
 	return durable.Replace(file, append(b, '\n'), nil)
 }
 
+// locked calls lock until it is not interrupted. A file system that has no locks, or no service for them, as NFS may, goes without: a change
+// that comes in between is rare.
+func locked(lock func() error) error {
+	for {
+		err := lock()
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case errors.Is(err, errors.ErrUnsupported), errors.Is(err, syscall.ENOLCK):
+			return nil
+		default:
+			return err
+		}
+	}
+}
+
 func saveContext(name string, s endpoint, current bool) error {
-	return changeContexts(func(all *contexts) {
+	return changeContexts(func(all *contexts) error {
 		all.Contexts[name] = s
 		if current || all.Current == "" {
 			all.Current = name
 		}
+		return nil
+	})
+}
+
+func useContext(name string) error {
+	return changeContexts(func(all *contexts) error {
+		_, err := all.named(name)
+		all.Current = name
+		return err
+	})
+}
+
+func removeContext(name string) error {
+	return changeContexts(func(all *contexts) error {
+		_, err := all.named(name)
+		delete(all.Contexts, name)
+		if all.Current == name {
+			all.Current = ""
+		}
+		return err
 	})
 }
 
@@ -164,6 +196,11 @@ func namedContext(name string) (endpoint, error) {
 	if err != nil {
 		return endpoint{}, err
 	}
+	return all.named(name)
+}
+
+// named is the context of this name, the current one if that is empty.
+func (all *contexts) named(name string) (endpoint, error) {
 	if name == "" {
 		name = all.Current
 	}
