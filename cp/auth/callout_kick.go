@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -20,9 +21,6 @@ const (
 	// rescanLate is when it looks again after a revocation: a request that was answered just before it has become a
 	// connection by then, or never will.
 	rescanLate = answerWithin + 700*time.Millisecond
-	// farewell is how long after its leaf was first seen to have ended a connection is left to the replica that has its link: that tells
-	// the runner so, and closes it.
-	farewell = rescanLate
 	// unknownGrace is how old a connection of an unknown key must be to be cut: the view may be behind the replica that let
 	// it in.
 	unknownGrace = time.Minute
@@ -74,13 +72,15 @@ type kicker struct {
 
 	// Of run alone.
 	late     *later
-	leafEnds map[string]time.Time // leaves of connections on the own server that have ended, with when that was first seen
+	retry    *time.Timer    // of a scan that failed
+	pause    time.Duration  // the last one before such a retry; 0: the last scan did not fail
+	leafEnds map[string]int // leaves of connections on the own server that have ended, with the round of late in which they are told
 }
 
 func newKicker(s *callout) *kicker {
 	return &kicker{
 		s: s, keys: make(chan Key, 256), rescan: make(chan struct{}, 1), leaves: make(chan struct{}, 1),
-		late: newLater(rescanLate),
+		late: newLater(rescanLate), retry: stopped(), leafEnds: make(map[string]int),
 	}
 }
 
@@ -124,6 +124,7 @@ func (k *kicker) run(ctx context.Context) error {
 	defer every.Stop()
 	late := k.late
 	defer late.timer.Stop()
+	defer k.retry.Stop()
 	late.ask() // for what was let in while this replica was starting
 	for {
 		select {
@@ -139,6 +140,7 @@ func (k *kicker) run(ctx context.Context) error {
 		case <-k.rescan:
 		case <-back:
 		case <-every.C:
+		case <-k.retry.C:
 		case <-late.timer.C:
 			late.came()
 		}
@@ -147,44 +149,25 @@ func (k *kicker) run(ctx context.Context) error {
 }
 
 // look scans. A scan that fails, as one that the server answered too late, is made again soon: the next regular one comes in half a
-// minute, and so long a revoked key might stay connected.
+// minute, and so long a revoked key might stay connected. Those that fail in a row come ever less often, and the first alone is worth a
+// warning.
 func (k *kicker) look(ctx context.Context) {
-	if err := k.scan(ctx); err != nil && ctx.Err() == nil {
-		k.s.log.Warn("look for connections of ended keys", "error", err)
-		k.late.ask()
-	}
-}
-
-// later is a timer for what has to be done some time after it was asked for: no sooner than that, and no later than twice that. Who asks
-// again meanwhile does not put it off, however often. Not safe for concurrent use.
-type later struct {
-	timer      *time.Timer
-	after      time.Duration
-	due, again bool // the timer runs; it was asked for since
-}
-
-func newLater(after time.Duration) *later {
-	l := &later{timer: time.NewTimer(after), after: after}
-	l.timer.Stop()
-	return l
-}
-
-func (l *later) ask() {
-	if l.due {
-		l.again = true
+	err := k.scan(ctx)
+	switch {
+	case err == nil:
+		k.pause = 0
+		k.retry.Stop()
 		return
+	case ctx.Err() != nil:
+		return
+	case k.pause == 0:
+		k.pause = rescanLate
+		k.s.log.Warn("look for connections of ended keys", "error", err)
+	default:
+		k.pause = min(2*k.pause, rescanEvery)
+		k.s.log.Debug("look for connections of ended keys", "error", err, "again in", k.pause)
 	}
-	l.due = true
-	l.timer.Reset(l.after)
-}
-
-// came says that the timer's time has come.
-func (l *later) came() {
-	l.due = false
-	if l.again {
-		l.again = false
-		l.ask()
-	}
+	k.retry.Reset(k.pause)
 }
 
 // cutQueued cuts the connections of the keys that were revoked meanwhile, so that one scan serves all.
@@ -209,19 +192,20 @@ func (k *kicker) cutLinks(ctx context.Context, key Key) {
 	}
 }
 
-// scan cuts every connection on the own server whose key has ended. One whose leaf has is spared at first, and asked for once more: a
-// scan may come at any time, and between a revocation and the goodbye too (SPEC C9).
+// scan cuts every connection on the own server whose key has ended. One whose leaf has is left to the replica that has its link at first,
+// which tells the runner so and closes it, and asked for once more: a scan may come at any time, and between a revocation and the goodbye
+// too, also when this process stands still there (SPEC C9).
 func (k *kicker) scan(ctx context.Context) error {
 	server := k.s.c.Sys.ConnectedServerId()
 	if server == "" {
 		return errors.New("not connected")
 	}
-	now := time.Now()
-	ends := make(map[string]time.Time, len(k.leafEnds))
+	ends := make(map[string]int, len(k.leafEnds))
 	var failed []error
 	for offset := 0; ; offset += connzPage {
 		page, err := k.connections(ctx, server, offset)
 		if err != nil {
+			maps.Copy(k.leafEnds, ends) // what it has found stays found
 			return errors.Join(append(failed, err)...)
 		}
 		for _, c := range page {
@@ -229,13 +213,11 @@ func (k *kicker) scan(ctx context.Context) error {
 				continue
 			}
 			if leaf := c.leaf(); leaf != "" {
-				seen, known := k.leafEnds[leaf]
+				told, known := k.leafEnds[leaf]
 				if !known {
-					seen = now
+					told = k.late.ask()
 				}
-				ends[leaf] = seen
-				if now.Sub(seen) < farewell {
-					k.late.ask()
+				if ends[leaf] = told; told > k.late.done {
 					continue
 				}
 			}

@@ -305,7 +305,7 @@ func TestTheEndOfALeafCutsItsConnection(t *testing.T) {
 }
 
 // A scan may come at any time, and between a revocation and the goodbye too: a runner that is not told would wait for ever for a link. So
-// whoever has the link has time for that, from when a scan first sees that the leaf has ended.
+// whoever has the link has time for that, from when a scan first sees that the leaf has ended, and not while this process stands still.
 func TestAScanLeavesTimeForAGoodbye(t *testing.T) {
 	e := newEnv(t)
 	e.serve(t)
@@ -322,8 +322,14 @@ func TestAScanLeavesTimeForAGoodbye(t *testing.T) {
 	if k.late.due || len(k.leafEnds) != 0 {
 		t.Errorf("of a live leaf: %v, %v", k.late.due, k.leafEnds)
 	}
+	k.late.ask() // a scan comes soon for something else: too soon
 	leaves.forget("leaf-1")
-	for range 2 {
+	const soon, late = time.Hour, -time.Minute // from when a round was to come, whatever this test itself is held up
+	for _, at := range []time.Duration{0, 0, soon, late, late} {
+		if at != 0 {
+			k.late.at = time.Now().Add(at)
+			k.late.came()
+		}
 		scanned(t, k)
 		if err := nc.FlushTimeout(patience); err != nil {
 			t.Fatalf("a runner that may be about to be told: %v", err)
@@ -331,9 +337,9 @@ func TestAScanLeavesTimeForAGoodbye(t *testing.T) {
 		if !k.late.due {
 			t.Error("no scan comes later")
 		}
-		k.leafEnds["leaf-1"] = time.Now().Add(time.Hour) // however long this test is held up
 	}
-	k.leafEnds["leaf-1"] = time.Now().Add(-farewell)
+	k.late.at = time.Now().Add(soon)
+	k.late.came()
 	scanned(t, k)
 	wait(t, "the end of the connection", end)
 	for len(k.leafEnds) > 0 && t.Context().Err() == nil { // what is kept ends with the connection, a little later than its client hears of it

@@ -1,7 +1,10 @@
 package auth
 
 import (
+	"context"
 	"fmt"
+	"log/slog"
+	"slices"
 	"testing"
 	"time"
 
@@ -89,20 +92,47 @@ func TestAFailedScanIsMadeAgainSoon(t *testing.T) {
 	e := newEnv(t)
 	k := newKicker(newTestCallout(t, e))
 	defer k.late.timer.Stop()
-	for give := time.Now().Add(patience); ; { // a look that the server answers too late fails as well
-		k.late = newLater(rescanLate)
-		if k.look(t.Context()); !k.late.due {
-			break
-		}
-		if time.Now().After(give) {
+	defer k.retry.Stop()
+	var said warnings
+	k.s.log = slog.New(&said)
+	servers := k.s.c.Sys
+	k.s.c.Sys = new(nats.Conn) // is not connected
+	var pauses []time.Duration
+	for range 7 {
+		k.look(t.Context())
+		pauses = append(pauses, k.pause)
+	}
+	if want := []time.Duration{rescanLate, 2 * rescanLate, 4 * rescanLate, 8 * rescanLate, rescanEvery, rescanEvery, rescanEvery}; !slices.Equal(pauses, want) || said != 1 {
+		t.Errorf("scans that fail are made again after %v, and %d of them warned of", pauses, said)
+	}
+	if !k.retry.Stop() {
+		t.Error("no scan is due after one that failed")
+	}
+	k.retry.Reset(time.Hour)
+	k.s.c.Sys = servers
+	for give := time.Now().Add(patience); k.pause > 0; { // a look that the server answers too late fails as well
+		if k.look(t.Context()); time.Now().After(give) {
 			t.Fatal("another scan is due after one that did not fail")
 		}
 	}
-	k.s.c.Sys = e.Conn(t, embedded.UserJail) // nobody answers there
-	if k.look(t.Context()); !k.late.due {
-		t.Error("no scan is due after one that failed")
+	if k.retry.Stop() {
+		t.Error("another scan is due after one that did not fail")
 	}
 }
+
+// warnings counts what is logged as one.
+type warnings int
+
+func (w *warnings) Enabled(_ context.Context, level slog.Level) bool { return level >= slog.LevelWarn }
+
+func (w *warnings) Handle(context.Context, slog.Record) error {
+	*w++
+	return nil
+}
+
+func (w *warnings) WithAttrs([]slog.Attr) slog.Handler { return w }
+
+func (w *warnings) WithGroup(string) slog.Handler { return w }
 
 func TestAScanFindsWhatSlippedThrough(t *testing.T) {
 	e := newEnv(t)

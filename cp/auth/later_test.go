@@ -39,3 +39,39 @@ func TestALateScanIsNotPutOff(t *testing.T) {
 		}
 	})
 }
+
+// A round in which the process stood still says nothing of what others did in it: another one follows, and in a process that is always late
+// the fifth counts.
+func TestALateRoundDoesNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		late := newLater(rescanLate)
+		defer late.timer.Stop()
+		came := func(after time.Duration) {
+			<-time.After(after)
+			select {
+			case <-late.timer.C:
+				late.came()
+			default:
+				t.Fatal("no round is due")
+			}
+		}
+		first := late.ask()
+		second := late.ask()
+		if came(rescanLate + tardy); late.done != first || second == first {
+			t.Errorf("rounds %d and %d were asked for, and %d has come", first, second, late.done)
+		}
+		for range mostTardy {
+			if came(rescanLate + tardy + 1); late.done != first || !late.due {
+				t.Fatalf("%d has come, which was late", late.done)
+			}
+		}
+		if came(time.Hour); late.done < second || late.due {
+			t.Errorf("%d has come of %d, which is late each time", late.done, second)
+		}
+		third := late.ask()
+		came(rescanLate + tardy + 1)
+		if came(rescanLate); late.done <= third || late.due {
+			t.Errorf("%d has come of %d, in time but for the first time", late.done, third)
+		}
+	})
+}
