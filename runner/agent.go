@@ -60,6 +60,8 @@ type Agent struct {
 	waits   waits
 	times   []bus.Option // of the result streams; none in production
 	retry   func(attempt int) time.Duration
+	again   func(bound time.Duration) time.Duration // askAgain
+	clocks  func() (time.Time, time.Duration)       // hostClocks
 	log     *slog.Logger
 
 	endCheck func() // of the journal that is kept
@@ -76,6 +78,7 @@ type Agent struct {
 	linkUp   chan struct{} // the connection is (again) established
 	rehello  chan struct{} // the control plane wants another hello
 	began    chan struct{} // a session has begun
+	doubt    chan struct{} // the clock may be wrong
 	stop     chan error    // an order that ends this process
 	drainNow chan struct{}
 	drained  sync.Once
@@ -112,7 +115,7 @@ func New(cfg Config) (*Agent, error) {
 		return nil, fmt.Errorf("sealing key: %w", err)
 	}
 	a := &Agent{
-		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, log: cfg.Log,
+		cfg: cfg, cred: cred, key: key, tls: tlsConfig, find: cfg.Connectors, retry: retryDelay, again: askAgain, clocks: hostClocks, log: cfg.Log,
 		waits:    waits{connect: connectTimeout, credentials: 5 * time.Second, hello: helloTimeout, delivery: 2 * time.Minute, goodbye: 5 * time.Second},
 		ref:      schemas.RunnerRef{Tenant: tenant, Runner: cfg.ID},
 		nonce:    schemas.NewID(),
@@ -123,6 +126,7 @@ func New(cfg Config) (*Agent, error) {
 		linkUp:   make(chan struct{}, 1),
 		rehello:  make(chan struct{}, 1),
 		began:    make(chan struct{}, 1),
+		doubt:    make(chan struct{}, 1),
 		stop:     make(chan error, 1),
 		drainNow: make(chan struct{}),
 		abortNow: make(chan struct{}),
@@ -225,6 +229,7 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	group.Go(guard("enrolment", func() error { return a.keepEnrolled(ctx) }))
 	group.Go(guard("heartbeat", func() error { return a.keepReporting(ctx) }))
+	group.Go(guard("clock", func() error { return a.keepTime(ctx) }))
 	group.Go(guard("renewal", func() error { return a.keepRenewing(ctx) }))
 	group.Go(guard("drain", func() error { return a.waitForDrain(ctx) }))
 	group.Go(guard("orders", func() error {

@@ -60,12 +60,32 @@ func TestClockAtLeast(t *testing.T) {
 		got, is := sent.Add(5*time.Second), sent.Add(time.Hour)
 		var clock clock
 		clock.adjust(is.Add(there), sent, got)
-		if wrong := clock.atLeast(got).Sub(is.Add(5 * time.Second)); wrong > 0 || wrong < -5*time.Second {
+		if wrong := clock.atLeast(got).Sub(is.Add(5 * time.Second)); wrong > 0 || wrong < -2*clock.bound(got) {
 			t.Errorf("answered after %s: wrong by %s", there, wrong)
 		}
 	}
 	var unset clock
 	if !unset.atLeast(sent).Equal(sent) {
 		t.Error("a clock that was not set is not the local one")
+	}
+}
+
+// What a clock may be wrong by grows with the age of its setting: of two that went apart by as much as clocks do, none is thought to be
+// further than it is.
+func TestClockAtLeastGrowsOld(t *testing.T) {
+	set := time.Now()
+	for _, age := range []time.Duration{0, time.Minute, 11 * time.Hour, 30 * 24 * time.Hour} {
+		for _, ppm := range []time.Duration{-clockDrift, -50, 0, 50, clockDrift} {
+			var clock clock
+			clock.adjust(set.Round(0), set, set)
+			now := set.Add(age)
+			is := now.Round(0).Add(age / 1_000_000 * ppm)
+			if ahead := clock.atLeast(now).Sub(is); ahead > 0 {
+				t.Errorf("%s old, %d ppm apart: ahead by %s", age, ppm, ahead)
+			}
+			if wrong := clock.at(now).Sub(is).Abs(); wrong > clock.bound(now) {
+				t.Errorf("%s old, %d ppm apart: wrong by %s, thought to be %s at most", age, ppm, wrong, clock.bound(now))
+			}
+		}
 	}
 }

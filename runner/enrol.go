@@ -177,8 +177,10 @@ func (a *Agent) begin(ctx context.Context, accepted *runbusv1.EnrollmentAccepted
 	return nil
 }
 
-// keepReporting sends the heartbeat of the current session.
+// keepReporting sends the heartbeat of the current session, and looks whether this host has slept since the one before.
 func (a *Agent) keepReporting(ctx context.Context) error {
+	var leaps leaps
+	leaps.next(a.clocks())
 	for {
 		every := heartbeatEvery
 		if s := a.session.Load(); s != nil {
@@ -192,6 +194,10 @@ func (a *Agent) keepReporting(ctx context.Context) error {
 		case <-a.began: // it has reported, and may have another interval
 			timer.Stop()
 		case <-timer.C:
+			if leap := leaps.next(a.clocks()); leap.Abs() > mostLeap {
+				a.log.Info("this host has slept, or its clock was set: the control plane is asked for its time", "by", leap)
+				signal(a.doubt)
+			}
 			a.report()
 		}
 	}

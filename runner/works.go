@@ -106,6 +106,7 @@ func (w *works) assign(m *runbusv1.RunnerWorkAssignment, from bus.Trace, began t
 	case late:
 		w.fates.remember(id, neverRun, 0, at)
 		a.log.Warn("an assignment came too late and was dropped unrun", "dispatch", id)
+		signal(a.doubt) // the control plane's clock may have been set back
 		return
 	}
 	startBy := at + left
