@@ -22,6 +22,9 @@ import (
 
 func TestMain(m *testing.M) { leak.Main(m) }
 
+// mostAgain is how often who is told that the registry has no time asks again at most.
+const mostAgain = 10
+
 const (
 	acme  = "acme"
 	other = "other"

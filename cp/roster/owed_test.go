@@ -157,7 +157,10 @@ func TestWhatIsOwedIsRecordedOnce(t *testing.T) {
 				return e.r.SetNext(t.Context(), runner.ID, runner.Current.Fingerprint, leaf("next of "+runner.Name))
 			}
 			err := renew()
-			for schemas.CodeOf(err) == schemas.CodeUnavailable && t.Context().Err() == nil { // a busy machine's: who is told so asks again
+			for range mostAgain { // a busy machine's: who is told so asks again
+				if schemas.CodeOf(err) != schemas.CodeUnavailable {
+					break
+				}
 				unavailable.Add(1)
 				err = renew()
 			}
@@ -176,6 +179,7 @@ func TestWhatIsOwedIsRecordedOnce(t *testing.T) {
 	if n := len(times); n < mostOwed+together || n > mostOwed+together+int(unavailable.Load()) {
 		t.Errorf("%d events are recorded, want %d, after %d attempts that the registry had no time for", n, mostOwed+together, unavailable.Load())
 	}
+	t.Logf("%d attempts were made again", unavailable.Load())
 	for id, n := range times {
 		if n != 1 {
 			t.Errorf("%s is recorded %d times", id, n)

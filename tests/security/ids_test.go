@@ -226,6 +226,30 @@ func TestAnIDWithADotFetches(t *testing.T) {
 	r.Stop(t)
 }
 
+// holding is the process that holds an id, and its session.
+type holding struct {
+	pid     int
+	session string
+}
+
+// heldBy is who holds the id of a runner of the tenant local, as the list and the last heartbeat say.
+func heldBy(t *testing.T, plane *stack.Plane, id string) (h holding) {
+	t.Helper()
+	var list []struct {
+		ID     string
+		Claims struct{ Pid int }
+	}
+	plane.Admin.Must(t, http.MethodGet, "/api/runners", nil, &list)
+	for _, r := range list {
+		if r.ID == id {
+			h.pid = r.Claims.Pid
+		}
+	}
+	records := lastValues(t, readStreams(t, benchOf(plane).privileged(t, "sec"))["KV_runbus_heartbeats"].messages)
+	h.session = records["$KV.runbus_heartbeats.local."+id]["session"]
+	return h
+}
+
 // Another key of the tenant takes neither a live runner's id nor one that is away, until the key that holds it is revoked.
 func TestABoundID(t *testing.T) {
 	plane := stack.StartPlane(t, true, nil)
@@ -242,8 +266,19 @@ func TestABoundID(t *testing.T) {
 			t.Errorf("%s: it says %q", when, r.Stderr)
 		}
 	}
+	began, before := time.Now(), heldBy(t, plane, "edge")
+	if before.pid != holder.PID || before.session == "" {
+		t.Errorf("process %d holds it, as %+v", holder.PID, before)
+	}
 	refused("while the first is live")
-	plane.Admin.AwaitRunner(t, "edge", true) // as the first still is, or is again
+	plane.Admin.AwaitRunner(t, "edge", true)
+	if after := heldBy(t, plane, "edge"); after != before {
+		t.Errorf("%+v holds it, which %+v did", after, before)
+	}
+	const knockedOff = "the link to the control plane is down"
+	if holder.Stderr.Has(knockedOff) && !stack.Excused(t, knockedOff, began, time.Now(), 0) {
+		t.Error("the first was knocked off for a moment")
+	}
 	holder.Stop(t)
 	plane.Admin.AwaitRunner(t, "edge", false)
 	refused("while the first is away")

@@ -139,15 +139,16 @@ var notConnected = regexp.MustCompile(`(?i)expected 'PONG', got 'PING'|authentic
 // must runs the CLI to its end and returns what it shows; again while it does not come to connect.
 func (i *installation) must(t *testing.T, context string, args ...string) string {
 	t.Helper()
-	for give := time.Now().Add(stack.Patience); ; {
+	for again := 0; ; again++ {
 		p := i.nats(t, context, args...)
 		status := p.Exit(t)
 		if status == 0 {
 			return p.Stdout.String()
 		}
-		if !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) || time.Now().After(give) {
+		if again == mostAgain || !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) {
 			t.Fatalf("%s: status %d: %s %s", p.Name, status, p.Stdout, p.Stderr)
 		}
+		t.Logf("run again: %s: %s %s", p.Name, p.Stdout, p.Stderr)
 	}
 }
 
@@ -155,14 +156,15 @@ func (i *installation) must(t *testing.T, context string, args ...string) string
 // not come to connect.
 func (i *installation) shows(t *testing.T, await func(p *stack.Process) bool, args ...string) *stack.Process {
 	t.Helper()
-	for give := time.Now().Add(stack.Patience); ; {
+	for again := 0; ; again++ {
 		p := i.nats(t, "ops", args...)
 		if await(p) {
 			return p
 		}
-		if !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) || time.Now().After(give) {
+		if again == mostAgain || !notConnected.MatchString(p.Stdout.String()+p.Stderr.String()) {
 			t.Fatalf("%s: %s %s", p.Name, p.Stdout, p.Stderr)
 		}
+		t.Logf("run again: %s: %s %s", p.Name, p.Stdout, p.Stderr)
 	}
 }
 

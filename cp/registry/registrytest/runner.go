@@ -86,6 +86,8 @@ func (r *Runner) Hello(t testing.TB, change func(*runbusv1.RunnerHello)) *runbus
 	h := r.HelloMessage(t, change)
 	answer := r.Say(t, h)
 	for give := time.Now().Add(Patience); answer.GetError().GetCode() == string(schemas.CodeUnavailable) && time.Now().Before(give); {
+		t.Logf("hello again: %v", answer.GetError())
+		<-time.After(100 * time.Millisecond)
 		answer = r.Say(t, h)
 	}
 	if answer.GetError() == nil {
