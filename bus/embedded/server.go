@@ -154,7 +154,8 @@ func reason(err error) string {
 
 // Connect makes a connection of a configured user inside the process: no socket, no TLS, the nkey signed as anywhere. It
 // reconnects by itself, for as long as the server runs, after the server dropped it (slow consumer, kick). Options given
-// come after those set here. Shutdown closes the connection if the caller has not.
+// come after those set here. Shutdown closes the connection if the caller has not, and waits for none that is being made: that ends with an
+// error of CodeUnavailable.
 func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 	if s.keys.Public(u) == "" {
 		return nil, schemas.Errorf(schemas.CodeInvalid, "no user %q of the embedded server", u)
@@ -176,18 +177,34 @@ func (s *Server) Connect(u User, o ...nats.Option) (*nats.Conn, error) {
 	}, o...)
 	i := new(inmate)
 	options = append(options, i.follow)
+	if s.isStopped() {
+		return nil, errStopped(nil)
+	}
+	nc, err := natsdial.Connect(connectWithin, "", options...) // of a server that stops the first try fails, and the next cannot begin
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.stopped {
-		return nil, schemas.Errorf(schemas.CodeUnavailable, "the embedded server is stopped")
-	}
-	nc, err := natsdial.Connect(connectWithin, "", options...)
-	if err != nil {
+	switch {
+	case s.stopped:
+		if err == nil {
+			nc.Close()
+		}
+		return nil, errStopped(err)
+	case err != nil:
 		return nil, fmt.Errorf("connect the user %s in process: %w", u, err)
 	}
 	s.conns = append(slices.DeleteFunc(s.conns, (*nats.Conn).IsClosed), nc)
 	s.watchers.admit(u, nc, i)
 	return nc, nil
+}
+
+func (s *Server) isStopped() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopped
+}
+
+func errStopped(cause error) *schemas.Error {
+	return schemas.Wrap(schemas.CodeUnavailable, cause, "the embedded server is stopped")
 }
 
 // Addr is the client port's address, host:port, with the port that was taken.

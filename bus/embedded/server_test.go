@@ -187,6 +187,53 @@ func TestStartAndStopLeaveNothingBehind(t *testing.T) {
 	}
 }
 
+// silent stands before the server of this process and says nothing on the first connection that is made.
+type silent struct {
+	nats.InProcessConnProvider
+	dials int
+	first chan net.Conn // the other end of it
+}
+
+func (s *silent) option(o *nats.Options) error {
+	s.InProcessConnProvider, o.InProcessServer = o.InProcessServer, s
+	return nil
+}
+
+// InProcessConn is nats.InProcessConnProvider.
+func (s *silent) InProcessConn() (net.Conn, error) {
+	if s.dials++; s.dials > 1 {
+		return s.InProcessConnProvider.InProcessConn()
+	}
+	client, server := net.Pipe()
+	s.first <- server
+	return client, nil
+}
+
+// A connection that does not come about, as on a host that stands still, keeps no server from stopping, and is not tried again then.
+func TestShutdownWaitsForNoConnect(t *testing.T) {
+	s := start(t, config(t))
+	before := &silent{first: make(chan net.Conn)}
+	tried := make(chan error, 1)
+	go func() {
+		_, err := s.Connect(embedded.UserSec, before.option)
+		tried <- err
+	}()
+	conn := <-before.first
+	s.Shutdown()
+	select {
+	case err := <-tried:
+		t.Errorf("the shutdown waited until there was an end of it: %v", err)
+	default:
+		_, err := conn.Write([]byte(`INFO {"server_id":"S","nonce":"n","max_payload":1048576}` + "\r\n"))
+		if err = errors.Join(err, conn.Close()); err != nil { // while the other end writes, which is what is tried again
+			t.Error(err)
+		}
+		if err := <-tried; !errors.Is(err, &schemas.Error{Code: schemas.CodeUnavailable}) || before.dials != 2 {
+			t.Errorf("after %d dials: %v: %v", before.dials, err, errors.Unwrap(err))
+		}
+	}
+}
+
 func TestConnectOfAnUnknownUser(t *testing.T) {
 	b := bustest.Start(t)
 	for _, u := range []embedded.User{"", "nobody", "ops", "issuer", "xkey"} {
