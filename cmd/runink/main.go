@@ -43,7 +43,7 @@ Exit status: 0 done, 1 failed, 2 usage, 3 refused, 4 outcome unknown, or the tim
 		ExitErrHandler:            func(*cli.Context, error) {}, // main reports once and chooses the status
 		OnUsageError:              onUsage,
 		Action:                    noCommand,
-		Flags:                     []cli.Flag{contextFlag()},
+		Flags:                     []cli.Flag{globalContextFlag()},
 		Commands: []*cli.Command{
 			demoCommand(), upCommand(),
 			tenantCommand(), userCommand(), keyCommand(), runnerCommand(), fetchCommand(), auditCommand(),
@@ -57,9 +57,17 @@ func jsonFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "json", Usage: "print one JSON object or array; errors as JSON on standard error", DisableDefaultText: true}
 }
 
-// contextFlag is global, and on every command that talks to a server.
-func contextFlag() cli.Flag {
-	return &cli.StringFlag{Name: "context", Usage: "use the context of this `NAME` instead of the current one", EnvVars: []string{"RUNINK_CONTEXT"}}
+// contextFlag is on every command that talks to a server.
+func contextFlag() *cli.StringFlag {
+	return &cli.StringFlag{Name: "context", Usage: "use the context of this `NAME` instead of the current one"}
+}
+
+// globalContextFlag alone takes the variable: a command's that took it as well would put it before a --context that was typed ahead of
+// the command.
+func globalContextFlag() cli.Flag {
+	f := contextFlag()
+	f.EnvVars = []string{"RUNINK_CONTEXT"}
+	return f
 }
 
 func noCommand(c *cli.Context) error {
