@@ -404,7 +404,7 @@ func connectRunner(c *cli.Context) error {
 	if err := api.call(c.Context, http.MethodPost, runnerPath(runner)+"/connect", nil, &raw); err != nil {
 		return err
 	}
-	if err := sayRunner(c, raw, "runner %s is dialled now"); err != nil || !c.Bool("wait") {
+	if err := sayRunner(c, raw, "the control plane dials runner %s now; `runink runner show` tells how it went"); err != nil || !c.Bool("wait") {
 		return err
 	}
 	return awaitRunner(c, api, runner)
