@@ -40,8 +40,12 @@ func onUsage(c *cli.Context, err error, _ bool) error {
 	text := err.Error()
 	if name, ok := strings.CutPrefix(text, "flag provided but not defined: -"); ok {
 		text = help + " has no flag --" + strings.TrimPrefix(name, "-")
-	} else if strings.HasSuffix(text, "for flag -timeout: parse error") {
-		return usageHint("a time has a unit, such as 90s or 5m", "%s", strings.Replace(text, "flag -", "flag --", 1))
+	} else if value, ok := strings.CutSuffix(text, ": parse error"); ok && strings.HasPrefix(text, "invalid value ") {
+		text = strings.Replace(value, "flag -", "flag --", 1) // as it was typed
+		if strings.HasSuffix(text, "--timeout") {
+			return usageHint("a time has a unit, such as 90s or 5m", "%s", text)
+		}
+		return usageHint("a whole number is wanted, such as 1000000", "%s", text)
 	}
 	return usageHint(help+" --help", "%s", text)
 }

@@ -24,7 +24,7 @@ func fetchCommand() *cli.Command {
 		&cli.StringFlag{Name: "out", Usage: "write the rows to `FILE` (the default is standard output)"},
 		&cli.Int64Flag{Name: "max-rows", Usage: "rows at most", DefaultText: "10,000,000"},
 		&cli.Int64Flag{Name: "max-bytes", Usage: "Arrow bytes at most, before compression", DefaultText: "4 GiB"},
-		&cli.DurationFlag{Name: "timeout", Usage: "time of the whole fetch, such as 90s", DefaultText: "the control plane's, 10m"},
+		&cli.DurationFlag{Name: "timeout", Usage: "time of the whole fetch, such as 90s", DefaultText: "the control plane's, 10m, which is the most"},
 		&cli.BoolFlag{Name: "early-id", Usage: "ask for the dispatch's id ahead of the answer: for a control plane with no proxy before it, or one that forwards interim responses (102)", DisableDefaultText: true},
 		&cli.BoolFlag{Name: "quiet", Usage: "no progress", DisableDefaultText: true},
 	}, fetchRun)

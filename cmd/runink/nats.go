@@ -24,7 +24,7 @@ type natsContext struct {
 
 func natsCommand() *cli.Command {
 	write := remote("context", "write contexts for the stock nats CLI: runbus-ops (reads the bus) and runbus-sys (reads the servers)", "", []cli.Flag{
-		&cli.StringFlag{Name: "dir", Usage: "`DIR` of the nats CLI's contexts (default: nats/context in the user's config folder)"},
+		&cli.StringFlag{Name: "dir", Usage: "`DIR` of the nats CLI's contexts (default: where it looks: nats/context in XDG_CONFIG_HOME, else in .config of the account's home folder)"},
 		&cli.StringFlag{Name: "prefix", Value: "runbus", Usage: "begins the names"},
 		&cli.StringFlag{Name: "data-dir", Usage: "`DIR` of a control plane that `face` runs (RUNBUS_DATA_DIR); without it, the current context's"},
 		&cli.StringFlag{Name: "server", Usage: "`URL` of its bus, with --data-dir", Value: "tls://" + cp.DefaultNATS},
