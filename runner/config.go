@@ -203,18 +203,26 @@ func (c *Config) prepare() (cred proof, tenant string, err error) {
 		}
 		c.Addrs[i] = u
 	}
-	if c.Journal != "" && c.Journal != JournalOn && c.Journal != JournalOff {
-		return nil, "", configError("RUNNER_JOURNAL is %q: use on or off", c.Journal)
+	if err := c.plain(); err != nil {
+		return nil, "", err
 	}
 	if len(c.Addrs) > 0 {
 		if cred, tenant, err = c.prepareOutbound(); err != nil {
 			return nil, "", err
 		}
 	}
-	if err := displayText("RUNNER_NAME", c.Name, 128); err != nil {
-		return nil, "", err
+	return cred, tenant, c.plain() // the name may be the host's now
+}
+
+// plain checks what hangs on nothing else.
+func (c *Config) plain() error {
+	if c.Journal != "" && c.Journal != JournalOn && c.Journal != JournalOff {
+		return configError("RUNNER_JOURNAL is %q: use on or off", c.Journal)
 	}
-	return cred, tenant, displayText("RUNNER_VERSION", c.Version, 64)
+	if err := displayText("RUNNER_NAME", c.Name, 128); err != nil {
+		return err
+	}
+	return displayText("RUNNER_VERSION", c.Version, 64)
 }
 
 // oneWay refuses what mixes a runner that dials with one that is dialled.
@@ -267,14 +275,8 @@ func (c *Config) prepareOutbound() (proof, string, error) {
 			return nil, "", err
 		}
 	}
-	if err := schemas.ValidRunnerID(c.ID); err != nil {
-		return nil, "", &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", err)}
-	}
-	if c.ID == schemas.ConsoleRunner {
-		return nil, "", configError("RUNNER_ID: %q is reserved for the managed runner: choose another id", c.ID)
-	}
-	if schemas.IsDialledID(c.ID) {
-		return nil, "", &ExitError{Code: ExitConfig, Err: fmt.Errorf("RUNNER_ID: %w", schemas.ErrDialledID(c.ID))}
+	if err := outboundID(c.ID); err != nil {
+		return nil, "", &ExitError{Code: ExitConfig, Err: err}
 	}
 	if c.Name == "" {
 		if c.Name, err = os.Hostname(); err != nil {
@@ -282,6 +284,20 @@ func (c *Config) prepareOutbound() (proof, string, error) {
 		}
 	}
 	return cred, cred.tenant, nil
+}
+
+// outboundID refuses an id that no runner that dials may have.
+func outboundID(id string) error {
+	if err := schemas.ValidRunnerID(id); err != nil {
+		return fmt.Errorf("RUNNER_ID: %w", err)
+	}
+	if id == schemas.ConsoleRunner {
+		return fmt.Errorf("RUNNER_ID: %q is reserved for the managed runner: choose another id", id)
+	}
+	if schemas.IsDialledID(id) {
+		return fmt.Errorf("RUNNER_ID: %w", schemas.ErrDialledID(id))
+	}
+	return nil
 }
 
 // displayText refuses what a control plane would refuse in a hello.

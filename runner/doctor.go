@@ -1,6 +1,7 @@
 package runner
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -168,7 +169,7 @@ func (d *doctor) configuration() finding {
 	if len(whole.Addrs) > 0 && whole.Token == "" {
 		whole.Token = "none" // see above
 	}
-	err := whole.oneWay()
+	err := cmp.Or(whole.plain(), whole.oneWay())
 	switch {
 	case d.dials() && d.o.NoTicket != nil:
 		return bad(d.o.NoTicket)
@@ -229,13 +230,7 @@ func (d *doctor) runnerID() error {
 			d.id, d.idFrom = "doctor-"+schemas.NewID()[:12], "for this diagnosis: the runner makes its own at its first start"
 		}
 	}
-	if err := schemas.ValidRunnerID(d.id); err != nil {
-		return fmt.Errorf("RUNNER_ID: %w", err)
-	}
-	if d.id == schemas.ConsoleRunner {
-		return fmt.Errorf("RUNNER_ID: %q is reserved for the managed runner: choose another id", d.id)
-	}
-	return nil
+	return outboundID(d.id)
 }
 
 func webSocket(u *url.URL) bool { return u.Scheme == "wss" || u.Scheme == "ws" }

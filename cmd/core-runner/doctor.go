@@ -23,7 +23,7 @@ import (
 func doctorCommand() *cli.Command {
 	return &cli.Command{
 		Name: "doctor", Usage: "tell what keeps this host's runner from working, and what to do about it", OnUsageError: usage,
-		Description: `Looks, with the environment of "core-runner serve" (see its --help), at: configuration; for each address of RUNNER_ENROLL_ADDR the name's
+		Description: `Looks, with the environment and the flags of "core-runner serve" (see its --help), at: configuration; for each address of RUNNER_ENROLL_ADDR the name's
 addresses (dns), the connection (tcp), the proxy and why it is used or not, the certificate and who issued it (tls), whether the
 token and the runner's id are accepted (token), this host's clock, permissions, payload limit and round-trip time (rtt); and on
 this host at the state folder, the journal, the policy and the file roots. Of a runner that is dialled it looks at this host alone, as
@@ -33,7 +33,7 @@ nor its work.
 Each check is ok, warn, fail, or skip (one before it failed).
 Exit status: 0 nothing failed, 1 something did, 2 usage.`,
 		Flags: []cli.Flag{
-			stateDirFlag(), policyFlag(),
+			listenFlag(), stateDirFlag(), policyFlag(),
 			&cli.BoolFlag{Name: "json", Usage: "print one JSON object"},
 			&cli.DurationFlag{Name: "timeout", Usage: "how long one step may take", Value: 10 * time.Second},
 		},
@@ -90,6 +90,9 @@ func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runn
 		return nil
 	})
 	cfg, err := runner.ConfigFromEnv(os.Getenv)
+	if err == nil {
+		_, err = process.NewLog(io.Discard, os.Getenv) // serve does not start with a wrong LOG_… either
+	}
 	// What can't be hidden stays in sight while the doctor looks, no longer.
 	_ = process.ForgetProxyAnd("RUNNER_ENROLL_TOKEN", identity.EnvTicket)
 	if err != nil {
@@ -101,7 +104,7 @@ func diagnosis(ctx context.Context, c *cli.Context, o runner.DoctorOptions) runn
 	} else {
 		o.NoTicket = noTicket
 	}
-	cfg.StateDir, cfg.Policy = c.String("state-dir"), c.String("policy")
+	cfg.StateDir, cfg.Policy, cfg.Listen = c.String("state-dir"), c.String("policy"), c.String("listen")
 	return runner.Diagnose(ctx, cfg, o)
 }
 

@@ -100,9 +100,9 @@ Environment of both:
   RUNNER_DRAIN_GRACE    how long running works may go on after SIGTERM (default 10m)
   LOG_LEVEL, LOG_FORMAT debug|info|warn|error, text|json
 
-Exit status: 0 drained or revoked, 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
+Exit status: 0 drained, or told of its revocation (one that is dialled), 1 failed, 2 configuration, 10 replaced by another process, 11 credential refused for good.`,
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "listen", Usage: "`ADDRESS` where a runner that is dialled listens (default " + runner.DefaultListen + ")", EnvVars: []string{"CORE_RUNNER_LISTEN"}},
+			listenFlag(),
 			stateDirFlag(),
 			policyFlag(),
 		},
@@ -119,6 +119,10 @@ Exit status: 0 drained or revoked, 1 failed, 2 configuration, 10 replaced by ano
 			})
 		},
 	}
+}
+
+func listenFlag() *cli.StringFlag {
+	return &cli.StringFlag{Name: "listen", Usage: "`ADDRESS` where a runner that is dialled listens (default " + runner.DefaultListen + ")", EnvVars: []string{"CORE_RUNNER_LISTEN"}}
 }
 
 func policyFlag() *cli.StringFlag {
