@@ -8,6 +8,8 @@ import (
 )
 
 const (
+	// todoNotYet is of a folder that may be missing because another is meant: one that is as it should be before the first start.
+	todoNotYet = "before the first start nothing; for a runner that ran here before, name its folder by CORE_RUNNER_STATE_DIR (--state-dir)"
 	todoFolder = "mend that, or name another folder by CORE_RUNNER_STATE_DIR (--state-dir)"
 	todoTicket = "mend that, or make a new ticket with `runink runner token NAME`"
 )
@@ -23,7 +25,7 @@ func (d *doctor) identity() finding {
 			return refused(err, todoFolder)
 		}
 		d.folder = folder
-		return warn(d.cfg.StateDir+" is not there yet: the runner makes it", "make it a folder of mode 0700 of the runner's user, or name another by CORE_RUNNER_STATE_DIR (--state-dir)")
+		return warn(d.cfg.StateDir+" is not there yet: the runner makes it", todoNotYet)
 	}
 	if err := folder.Writable(); err != nil {
 		return refused(err, todoFolder)

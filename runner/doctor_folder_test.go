@@ -18,6 +18,9 @@ func TestDoctorOfAFolderThatCanNotBeMade(t *testing.T) {
 	must(t, os.WriteFile(file, nil, 0o600))
 	closed := filepath.Join(t.TempDir(), "closed")
 	must(t, os.Mkdir(closed, 0o500))
+	daily, single := filepath.Join(t.TempDir(), "daily"), filepath.Join(t.TempDir(), "single")
+	must(t, os.WriteFile(daily, []byte("version: 1\ndefault: allow\nbudget: {perDay: 1GiB}\n"), 0o600))
+	must(t, os.WriteFile(single, []byte("version: 1\ndefault: allow\nbudget: {perFetch: 1GiB}\n"), 0o600))
 	ways := map[string]string{"a file in its way": filepath.Join(file, "a", "state")}
 	if os.Geteuid() != 0 { // who may write everywhere
 		ways["a folder of others"] = filepath.Join(closed, "a", "state")
@@ -42,6 +45,8 @@ func TestDoctorOfAFolderThatCanNotBeMade(t *testing.T) {
 			"nothing":   {func(*Config) {}, CheckWarn},
 			"its id":    {func(c *Config) { c.ID = "" }, CheckFail},
 			"a journal": {func(c *Config) { c.Journal = JournalOn }, CheckFail},
+			"counts":    {func(c *Config) { c.Policy = daily }, CheckFail},
+			"no counts": {func(c *Config) { c.Policy = single }, CheckWarn},
 		} {
 			t.Run("dials, needs "+needs+", "+what, func(t *testing.T) {
 				cfg := Config{StateDir: dir, ID: "edge", Addrs: []string{"127.0.0.1:1"}}

@@ -43,7 +43,7 @@ func (d *doctor) state() finding {
 		if err := identity.Makeable(dir); err != nil {
 			return d.stateless(err, todo)
 		}
-		return warn(dir+" is not there yet: the runner makes it", todo)
+		return warn(dir+" is not there yet: the runner makes it", todoNotYet)
 	case err != nil:
 		return fail(err.Error(), todo)
 	case !info.IsDir():
@@ -67,13 +67,22 @@ func (d *doctor) state() finding {
 	return good("%s can be written", dir)
 }
 
-// stateless is what it means that a runner that dials has no state folder, or can't write it, as err says: one that needs it for its id or
-// its journal does not start.
+// stateless is what it means that a runner that dials has no state folder, or can't write it, as err says: one that needs it for its id,
+// its journal or its policy's budgets a day does not start.
 func (d *doctor) stateless(err error, todo string) finding {
-	if d.cfg.ID != "" && d.cfg.Journal != JournalOn {
+	if d.cfg.ID != "" && d.cfg.Journal != JournalOn && !d.counts() {
 		return warn(err.Error()+": the runner works without it, and keeps no journal", todo)
 	}
 	return fail(err.Error(), todo)
+}
+
+// counts reports whether the policy has a budget a day, which is counted in the state folder.
+func (d *doctor) counts() bool {
+	if d.cfg.Policy == "" {
+		return false
+	}
+	p, err := policy.ReadFile(d.cfg.Policy, all.Kinds())
+	return err == nil && p.Daily()
 }
 
 // journal checks the chain of the journal that is there.

@@ -48,7 +48,7 @@ func (k *Keeper) Begin(kind string) *Fetch {
 // BeginIn is Begin in memory of the caller's, a Fetch that was never used.
 func (k *Keeper) BeginIn(f *Fetch, kind string) {
 	f.keeper, f.policy, f.kind = k, k.Policy(), kind
-	if f.counts = f.policy.daily(); f.counts {
+	if f.counts = f.policy.Daily(); f.counts {
 		k.usage.begin()
 	}
 }

@@ -45,7 +45,7 @@ func (k *Keeper) Reload() error {
 	if err != nil {
 		return err
 	}
-	if p.daily() {
+	if p.Daily() {
 		if err := k.usage.check(day(k.now())); err != nil {
 			return err
 		}

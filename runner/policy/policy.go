@@ -240,7 +240,7 @@ func (p *Policy) sum() string {
 // QueryText reports whether the journal shall hold the text of queries.
 func (p *Policy) QueryText() bool { return p != nil && p.Journal.Query == QueryFull }
 
-// daily are the rules with a budget a day, and whether there is any such budget.
-func (p *Policy) daily() bool {
+// Daily reports whether there is any budget a day: such a policy needs a folder for its counts. Nil has none.
+func (p *Policy) Daily() bool {
 	return p != nil && (p.Budget.PerDay > 0 || slices.ContainsFunc(p.Allow, func(r Rule) bool { return r.Budget != nil && r.Budget.PerDay > 0 }))
 }
