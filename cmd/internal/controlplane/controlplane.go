@@ -8,10 +8,12 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"strings"
 
 	"github.com/org-runink/runbus/cmd/internal/process"
 	"github.com/org-runink/runbus/cmd/internal/telemetry"
 	"github.com/org-runink/runbus/cp"
+	"github.com/org-runink/runbus/runner"
 	"github.com/org-runink/runbus/runner/policy"
 	"github.com/org-runink/runbus/runner/source/all"
 	"github.com/org-runink/runbus/schemas"
@@ -61,6 +63,15 @@ func checkPolicy(cfg *cp.Config) error {
 	return nil
 }
 
+// version is what a build tells as its version, as a NATS service has it: without the v; empty if the build has none, as "(devel)".
+func version(build string) string {
+	v, ok := strings.CutPrefix(build, "v")
+	if !ok {
+		return ""
+	}
+	return v
+}
+
 // Run serves until SIGTERM or SIGINT (nil), until a part fails, or ctx ends; ExitStatus tells what its error is. change may adjust what the environment said.
 func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*cp.Config)) error {
 	cfg, err := cp.ConfigFromEnv(os.Getenv)
@@ -71,6 +82,7 @@ func Run(ctx context.Context, log *slog.Logger, stdout io.Writer, change func(*c
 		log.Warn("logins in this process's environment may still be seen in its /proc/…/environ", "error", err)
 	}
 	cfg.Log = log
+	cfg.Version = version(runner.BuildVersion()) // empty: cp has a default
 	if change != nil {
 		change(&cfg)
 	}
