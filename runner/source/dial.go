@@ -140,8 +140,8 @@ func dialEach(ctx context.Context, dialer *net.Dialer, network, port, host strin
 
 func refused(host string, ip netip.Addr, rule string) error {
 	what := clip(host, 200)
-	if ip.IsValid() && ip.String() != host {
-		what += " (" + ip.String() + ")"
+	if to := ip.Unmap(); to.IsValid() && to.String() != host { // a resolver gives IPv4 addresses in IPv6's form
+		what += " (" + to.String() + ")"
 	}
 	return schemas.Errorf(schemas.CodeForbiddenHop, "the runner does not dial %s: %s", what, rule).
 		WithHint("cloud-metadata addresses are refused always; no setting allows them")

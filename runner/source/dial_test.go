@@ -72,6 +72,9 @@ func TestGuardedDialRefuses(t *testing.T) {
 			if schemas.CodeOf(err) != schemas.CodeForbiddenHop || !strings.Contains(err.Error(), rule) {
 				t.Errorf("%s %s: %v, want %q", network, host, err, rule)
 			}
+			if strings.Contains(err.Error(), "(::ffff:169.") {
+				t.Errorf("an IPv4 address is told in the form of IPv6: %v", err)
+			}
 		}
 	}
 }
