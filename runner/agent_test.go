@@ -78,8 +78,11 @@ func TestDrainWaitsForRunningWorks(t *testing.T) {
 	receive(t, g.started, "fetch")
 	p.Drain()
 	b := receive(t, cp.beats, "heartbeat")
-	for !b.GetDraining() { // one that time brought before
+	for give := time.Now().Add(patience); !b.GetDraining() && time.Now().Before(give); { // one that time brought before
 		b = receive(t, cp.beats, "heartbeat that says so")
+	}
+	if !b.GetDraining() {
+		t.Fatal("no heartbeat says that it drains")
 	}
 	if b.GetInFlight() != 1 {
 		t.Errorf("heartbeat %v", b)

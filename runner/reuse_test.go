@@ -138,7 +138,7 @@ func TestWhatAConnectorKeepsReachesNoOtherWork(t *testing.T) {
 		t.Error("a dial of a work that is over succeeds")
 	}
 	close(k.gate.open)
-	names, result, digest := next.frames()
+	names, result, digest := next.frames(time.Now())
 	if strings.Contains(strings.Join(names, " "), "from before") || result.GetResponse().GetRows() != 1 || len(result.GetResponse().GetNotices()) != 0 {
 		t.Errorf("frames %q, result %v", names, result)
 	}
@@ -266,13 +266,13 @@ func TestWorksThatShareMemoryDoNotMix(t *testing.T) {
 	for range 8 {
 		callers.Go(func() {
 			for n := range 50 {
-				query := schemas.NewID()
+				query, began := schemas.NewID(), time.Now()
 				c := p.assign(func(m *runbusv1.RunnerWorkAssignment) { wholly(m); m.Request.Query = query })
 				if n%7 == 3 && p.cancel(c.id, schemas.CodeCancelled) == runbusv1.CancelState_CANCEL_STATE_NEVER_STARTED {
 					c.Close() // the order overtook it
 					continue
 				}
-				names, result, digest := c.frames()
+				names, result, digest := c.frames(began)
 				c.Close()
 				switch r := result.GetResponse(); {
 				case r == nil:

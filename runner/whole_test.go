@@ -22,8 +22,9 @@ func wholly(m *runbusv1.RunnerWorkAssignment) {
 }
 
 // frames are the frames of a dispatch to its end, by name, with the messages of its progress, and the checksum that the caller gets. Chunks
-// in a row are one: rows that wait for long, as in a process that stands still, leave before those after them.
-func (c *call) frames() (names []string, result *runbusv1.RunnerWorkResult, digest bus.Digest) {
+// in a row are one if so much time went by since it began that rows may have waited for as long as they may, as in a process that stands still:
+// such rows leave before those after them.
+func (c *call) frames(began time.Time) (names []string, result *runbusv1.RunnerWorkResult, digest bus.Digest) {
 	c.t.Helper()
 	digest.Scheme = bus.SchemeOf(c.m)
 	for {
@@ -37,7 +38,7 @@ func (c *call) frames() (names []string, result *runbusv1.RunnerWorkResult, dige
 		case *runbusv1.RunnerWorkProgress:
 			names = append(names, f.GetUpdate().GetMessage())
 		case *runbusv1.RunnerWorkChunk:
-			if last := len(names) - 1; last < 0 || names[last] != "chunk" {
+			if last := len(names) - 1; last < 0 || names[last] != "chunk" || time.Since(began) < flushAfter {
 				names = append(names, "chunk")
 			}
 			digest.Add(f.GetArrowIpc())
@@ -66,8 +67,8 @@ func TestASmallWorkIsOneMessage(t *testing.T) {
 		if time.Now().After(give) {
 			t.Fatal("no work was one message")
 		}
-		c := p.assign(wholly)
-		names, result, digest := c.frames()
+		began := time.Now()
+		names, result, digest := p.assign(wholly).frames(began)
 		if got := strings.Join(names, " "); got != "accepted asking chunk result" {
 			t.Fatalf("frames %s", got)
 		}
@@ -87,7 +88,7 @@ func TestASmallWorkIsOneMessage(t *testing.T) {
 		"xxh3_whole": func(m *runbusv1.RunnerWorkAssignment) { m.Xxh3Whole = false },
 	} {
 		c := p.assign(func(m *runbusv1.RunnerWorkAssignment) { wholly(m); without(m) })
-		if names, result, _ := c.frames(); names[0] != "accepted" || result.GetSeq() < 4 {
+		if names, result, _ := c.frames(time.Now()); names[0] != "accepted" || result.GetSeq() < 4 {
 			t.Errorf("without %s: %v, result %v", what, names, result)
 		}
 		must(t, watcher.Flush())
@@ -121,7 +122,7 @@ func TestAWorkThatIsNotWholeSaysSo(t *testing.T) {
 		}
 		return errors.New("the disk is gone")
 	}))
-	if names, result, _ := failing.assign(wholly).frames(); names[0] != "accepted" || result.GetError() == nil || !result.GetStarted() {
+	if names, result, _ := failing.assign(wholly).frames(time.Now()); names[0] != "accepted" || result.GetError() == nil || !result.GetStarted() {
 		t.Errorf("%v, %v", names, result)
 	}
 }

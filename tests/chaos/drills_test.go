@@ -71,7 +71,7 @@ var drills = []struct {
 		}
 	}},
 	{"killed", func(_ *testing.T, w *world) {
-		jobs := several(6, job{runner: "r0", rows: 200, last: 90_000, timeout: 120 * time.Second, mustStart: true, want: []string{"runner_lost"}})
+		jobs := several(6, job{runner: "r0", rows: 200, last: 40_000, timeout: 90 * time.Second, mustStart: true, want: []string{"runner_lost"}})
 		w.run(jobs, func() {
 			w.underWay(jobs)
 			w.kill(w.runners[0])

@@ -104,20 +104,30 @@ func (w *world) look(ops *nats.Conn, m *member) (k kept) {
 	return k
 }
 
-// steady is the most that several looks count exactly, and the least of the rest: a subscription that is made anew now and then is missing
-// for a moment, and one that is missed here would be taken for a leak for ever.
+// steady is what several looks in a row count the same: a subscription that is made anew now and then is missing for a moment, and one that is
+// missed here would be taken for a leak for ever, as one that is there for a moment would hide one.
 func (w *world) steady(ops *nats.Conn, m *member) (k kept) {
 	w.t.Helper()
+	same := 0
 	k = w.look(ops, m)
-	for range 8 {
+	if !eventually(stack.Patience, func() bool {
 		<-time.After(200 * time.Millisecond)
 		one := w.look(ops, m)
-		k.Connections, k.Subscriptions = max(k.Connections, one.Connections), max(k.Subscriptions, one.Subscriptions)
-		k.Streams, k.Consumers = max(k.Streams, one.Streams), max(k.Consumers, one.Consumers)
+		if k.Connections != one.Connections || k.Subscriptions != one.Subscriptions || k.Streams != one.Streams || k.Consumers != one.Consumers {
+			same, k = 0, one
+			return false
+		}
 		k.Goroutines, k.PlaneFiles, k.RunnerFiles = min(k.Goroutines, one.Goroutines), min(k.PlaneFiles, one.PlaneFiles), min(k.RunnerFiles, one.RunnerFiles)
+		same++
+		return same == looksAlike
+	}) {
+		w.t.Fatalf("what is kept never stays the same: %s", k)
 	}
 	return k
 }
+
+// looksAlike is how many looks in a row must count the same as the one before.
+const looksAlike = 7
 
 var vmRSS = regexp.MustCompile(`(?m)^VmRSS:\s+(\d+) kB`)
 

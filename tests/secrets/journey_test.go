@@ -213,16 +213,17 @@ func (j *journey) commandLine() {
 		j.t.Helper()
 		return stack.StartWith(j.t, name, j.plane.Bin.Runink, j.plane.RuninkEnv(), strings.NewReader(stdin), args...)
 	}
-	late := func(p *stack.Process) bool { // on a machine that stood still: once more, and the secret goes its way
-		return p.Exit(j.t) != 0 && stack.Late(p.Stdout.String()+p.Stderr.String())
+	ended := func(p *stack.Process) (status int, said string) {
+		return p.Exit(j.t), p.Stdout.String() + p.Stderr.String()
 	}
 	run := func(want int, stdin string, args ...string) {
 		j.t.Helper()
 		name := "runink " + strings.Join(args[:2], " ")
-		p := start(name, stdin, args...)
-		for tries := 0; late(p) && tries < 5; tries++ {
+		var p *stack.Process
+		stack.Again(j.t, j.plane.Stderr, func() (int, string) {
 			p = start(name, stdin, args...)
-		}
+			return ended(p)
+		})
 		if status := p.Exit(j.t); status != want {
 			j.t.Errorf("%s: status %d, %s", p.Name, status, p.Stderr)
 		}
@@ -242,14 +243,15 @@ func (j *journey) commandLine() {
 	run(0, "token="+rightSecret+"\n", fetch("-", "")...)
 	run(1, "", fetch(file, "")...)
 	var held *stack.Process
-	for tries, opened := 0, false; !opened && tries < 5 && (held == nil || late(held)); tries++ {
+	stack.Again(j.t, j.plane.Stderr, func() (int, string) {
 		held = start("runink held", "token="+rightSecret+"\n", fetch("-", "/held")...)
 		select {
 		case <-j.opened:
-			opened = true
+			return 0, ""
 		case <-held.Exited():
+			return ended(held)
 		}
-	}
+	})
 	held.Look()
 	close(j.release)
 	if status := held.Exit(j.t); status != 0 {
