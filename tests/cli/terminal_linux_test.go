@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -82,11 +83,11 @@ func (p *terminal) await(t *testing.T, text string) {
 	}
 }
 
-// shows reads the screen until text is on it, or until the program has ended.
-func (p *terminal) shows(t *testing.T, text string) bool {
+// shows reads the screen until one of texts is on it, or until the program has ended.
+func (p *terminal) shows(t *testing.T, texts ...string) bool {
 	t.Helper()
 	timeout := time.After(stack.Patience)
-	for !strings.Contains(p.seen.String(), text) {
+	for !slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(p.seen.String(), text) }) {
 		select {
 		case b, open := <-p.screen:
 			if !open {
@@ -94,7 +95,7 @@ func (p *terminal) shows(t *testing.T, text string) bool {
 			}
 			p.seen.Write(b)
 		case <-timeout:
-			t.Fatalf("no %q on the screen:\n%q", text, p.seen.String())
+			t.Fatalf("no %q on the screen:\n%q", texts, p.seen.String())
 		}
 	}
 	return true
