@@ -384,15 +384,19 @@ func (r *rowAnswer) finish(o dispatch.Outcome) error {
 // maxTrailer bounds each trailer in bytes: Go's HTTP client fails a response with more than 4 KiB of trailers in all.
 const maxTrailer = 1536
 
-// noticesTrailer has as many notices as fit, the last of them telling how many more there are.
+// mostNoticed is more notices than fit into a trailer: each takes more than its type.
+const mostNoticed = maxTrailer / len(`{"type":"notice"},`)
+
+// noticesTrailer has as many notices as fit, the last of them telling how many more there are. A runner may send more than there is time to
+// try with.
 func noticesTrailer(notices []*runbusv1.Notice) (string, error) {
-	lines := make([]noticeLine, len(notices))
-	for i, n := range notices {
-		lines[i] = noticeLine{"notice", noticeName(n.GetCode()), n.GetMessage()}
+	lines := make([]noticeLine, min(len(notices), mostNoticed))
+	for i := range lines {
+		lines[i] = noticeLine{"notice", noticeName(notices[i].GetCode()), notices[i].GetMessage()}
 	}
 	for kept := len(lines); ; kept-- {
 		shown := slices.Clone(lines[:kept])
-		if more := len(lines) - kept; more > 0 {
+		if more := len(notices) - kept; more > 0 {
 			shown = append(shown, noticeLine{"notice", noticeName(runbusv1.NoticeCode_NOTICE_CODE_SOURCE),
 				fmt.Sprintf("%d more notices are left out here; application/x-ndjson has them all", more)})
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"fmt"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -102,6 +103,31 @@ func TestProgressAtNoTime(t *testing.T) {
 	}
 	if got := strings.Count(rec.Body.String(), `"rows":7`); got != 4 {
 		t.Errorf("%d lines of progress", got)
+	}
+}
+
+// A runner may send as many notices as fit into a message of the bus. To try which of them a trailer holds took hours.
+func TestNoticesWithoutEnd(t *testing.T) {
+	notices := make([]*runbusv1.Notice, 500_000)
+	for i := range notices {
+		notices[i] = &runbusv1.Notice{}
+	}
+	for _, n := range []int{1, mostNoticed, len(notices)} {
+		text, err := noticesTrailer(notices[:n])
+		var shown []noticeLine
+		if err != nil || len(text) > maxTrailer || json.Unmarshal([]byte(text), &shown) != nil {
+			t.Fatalf("%d: %v, %d bytes", n, err, len(text))
+		}
+		rest := 0
+		if last := shown[len(shown)-1].Message; last != "" {
+			if _, err := fmt.Sscanf(last, "%d more notices", &rest); err != nil {
+				t.Fatal(err)
+			}
+			rest-- // that line
+		}
+		if len(shown)+rest != n || n > 1 && len(shown) < 10 {
+			t.Errorf("%d: %d are shown, %d are not", n, len(shown), rest)
+		}
 	}
 }
 
