@@ -75,6 +75,9 @@ type Agent struct {
 	session atomic.Pointer[session]
 	clock   clock
 
+	reporting sync.Mutex // held by report
+	beats     uint64     // heartbeats sent, or tried to
+
 	linkUp   chan struct{} // the connection is (again) established
 	rehello  chan struct{} // the control plane wants another hello
 	began    chan struct{} // a session has begun

@@ -203,16 +203,19 @@ func (a *Agent) keepReporting(ctx context.Context) error {
 	}
 }
 
-// report sends one heartbeat. One that is lost is made good by the next.
+// report sends one heartbeat. One that is lost is made good by the next. Of two, the one with the higher number says what is newer.
 func (a *Agent) report() {
+	a.reporting.Lock()
+	defer a.reporting.Unlock()
 	s := a.session.Load()
 	if s == nil || !a.conn.NATS().IsConnected() {
 		return
 	}
+	a.beats++
 	err := a.conn.Publish(schemas.HeartbeatSubject(a.ref), &runbusv1.RunnerHeartbeat{
 		Session: s.id, ProcessNonce: a.nonce, LoadScore: a.works.load(),
 		InFlight: int32(a.works.count()), Limit: int32(a.cfg.Concurrency),
-		Draining: a.works.draining(), SentAt: timestamppb.New(a.clock.now()),
+		Draining: a.works.draining(), SentAt: timestamppb.New(a.clock.now()), Number: a.beats,
 	})
 	if err != nil {
 		a.log.Warn("heartbeat was not sent", "error", err)

@@ -20,10 +20,14 @@ func (r *Registry) serveHeartbeat(ctx context.Context, msg *nats.Msg, ref schema
 		r.helloFirst(msg, ref)
 		return
 	}
-	result, err := r.refresh(ctx, ref, beat.GetSession(), beat.GetProcessNonce(), func(rec *Record) {
+	result, err := r.refresh(ctx, ref, beat.GetSession(), beat.GetProcessNonce(), func(rec *Record) bool {
+		number := beat.GetNumber()
+		if number != 0 && number <= rec.Beat { // a later one was handled before, here or by another replica
+			return false
+		}
 		rec.LoadScore, rec.InFlight, rec.Limit = boundLoad(beat.GetLoadScore()), boundCount(beat.GetInFlight()), boundCount(beat.GetLimit())
-		rec.Draining = beat.GetDraining()
-		rec.Ready = true
+		rec.Draining, rec.Ready, rec.Beat = beat.GetDraining(), true, number
+		return true
 	})
 	r.metrics.heartbeats.WithLabelValues(result).Inc()
 	switch {
@@ -53,8 +57,9 @@ func (r *Registry) serveGoodbye(ctx context.Context, msg *nats.Msg, ref schemas.
 	if checkText("reason", reason, maxName) != nil {
 		reason = ""
 	}
-	result, err := r.refresh(ctx, ref, bye.GetSession(), bye.GetProcessNonce(), func(rec *Record) {
+	result, err := r.refresh(ctx, ref, bye.GetSession(), bye.GetProcessNonce(), func(rec *Record) bool {
 		rec.Left, rec.LeftReason, rec.InFlight = true, reason, 0
+		return true
 	})
 	r.metrics.goodbyes.WithLabelValues(result).Inc()
 	if err != nil {
@@ -64,8 +69,8 @@ func (r *Registry) serveGoodbye(ctx context.Context, msg *nats.Msg, ref schemas.
 
 // refresh changes the record of one session by compare-and-set. The result is `ok`; `rehello` when there is no record, or the
 // process has another session by now; `replaced` when another process holds the id; `left` when the session said goodbye;
-// `error`.
-func (r *Registry) refresh(ctx context.Context, ref schemas.RunnerRef, session, nonce string, change func(*Record)) (string, error) {
+// `overtaken` when change returns false, and nothing is written; `error`.
+func (r *Registry) refresh(ctx context.Context, ref schemas.RunnerRef, session, nonce string, change func(*Record) bool) (string, error) {
 	rec, revision, there := r.record(ref)
 	seen := there && rec.Session == session // else the view may only be behind
 	for range casTries {
@@ -87,7 +92,9 @@ func (r *Registry) refresh(ctx context.Context, ref schemas.RunnerRef, session, 
 		case rec.Left:
 			return "left", nil
 		}
-		change(&rec)
+		if !change(&rec) {
+			return "overtaken", nil
+		}
 		rec.LastSeen, rec.Replica = r.d.Now(), r.d.Replica
 		_, err := r.heartbeats.Update(ctx, schemas.RunnerKey(ref), rec, revision)
 		if err == nil {

@@ -232,7 +232,7 @@ func (r *Registry) claim(ctx context.Context, ref schemas.RunnerRef, key auth.Ke
 		switch {
 		case resumed:
 			now.Session, now.SessionAt, now.StartedAt = have.Session, have.SessionAt, have.StartedAt
-			now.Ready, now.InFlight = there && have.Ready, have.InFlight
+			now.Ready, now.InFlight, now.Beat = there && have.Ready, have.InFlight, have.Beat
 		default:
 			now.Session = session
 			if have.ProcessNonce != "" && have.ProcessNonce != nonce {

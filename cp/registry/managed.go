@@ -92,8 +92,9 @@ func (r *Registry) ManagedEnded(ctx context.Context, tenant string) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, serveTimeout)
 	defer cancel()
-	if _, err := r.refresh(ctx, ref, rec.Session, rec.ProcessNonce, func(rec *Record) {
+	if _, err := r.refresh(ctx, ref, rec.Session, rec.ProcessNonce, func(rec *Record) bool {
 		rec.Left, rec.LeftReason, rec.InFlight = true, processEnded, 0
+		return true
 	}); err != nil {
 		r.d.Log.Warn("the end of a managed runner was not recorded", "tenant", tenant, "error", err)
 	}

@@ -51,6 +51,8 @@ type Record struct {
 	Replica string `json:"replica"`
 	// Ready is false until the first heartbeat of the session: from then on the runner may get work.
 	Ready bool `json:"ready"`
+	// Beat is the number of the last heartbeat that counted; 0 if its runner numbers none.
+	Beat uint64 `json:"beat,omitempty"`
 	// Left is set by a goodbye; the key stays until it expires, so that every replica learns of it.
 	Left       bool   `json:"left,omitempty"`
 	LeftReason string `json:"leftReason,omitempty"`

@@ -475,14 +475,17 @@ func (x *EnrollmentAccepted) GetGrace() *durationpb.Duration {
 
 // RunnerHeartbeat refreshes the runner's key in the registry (SPEC E7), every heartbeat_interval_seconds.
 type RunnerHeartbeat struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Session       string                 `protobuf:"bytes,41,opt,name=session,proto3" json:"session,omitempty"`
-	ProcessNonce  string                 `protobuf:"bytes,42,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
-	LoadScore     float64                `protobuf:"fixed64,43,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
-	InFlight      int32                  `protobuf:"varint,44,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	Limit         int32                  `protobuf:"varint,45,opt,name=limit,proto3" json:"limit,omitempty"`
-	Draining      bool                   `protobuf:"varint,46,opt,name=draining,proto3" json:"draining,omitempty"`
-	SentAt        *timestamppb.Timestamp `protobuf:"bytes,47,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	Session      string                 `protobuf:"bytes,41,opt,name=session,proto3" json:"session,omitempty"`
+	ProcessNonce string                 `protobuf:"bytes,42,opt,name=process_nonce,json=processNonce,proto3" json:"process_nonce,omitempty"`
+	LoadScore    float64                `protobuf:"fixed64,43,opt,name=load_score,json=loadScore,proto3" json:"load_score,omitempty"`
+	InFlight     int32                  `protobuf:"varint,44,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
+	Limit        int32                  `protobuf:"varint,45,opt,name=limit,proto3" json:"limit,omitempty"`
+	Draining     bool                   `protobuf:"varint,46,opt,name=draining,proto3" json:"draining,omitempty"`
+	SentAt       *timestamppb.Timestamp `protobuf:"bytes,47,opt,name=sent_at,json=sentAt,proto3" json:"sent_at,omitempty"`
+	// 1 for the first heartbeat of the process, one more for each, so that one which is handled after a later one changes nothing. 0: a
+	// runner that doesn't number them.
+	Number        uint64 `protobuf:"varint,48,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -564,6 +567,13 @@ func (x *RunnerHeartbeat) GetSentAt() *timestamppb.Timestamp {
 		return x.SentAt
 	}
 	return nil
+}
+
+func (x *RunnerHeartbeat) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 // RunnerGoodbye takes the runner out of the live view at once.
@@ -1453,7 +1463,7 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"serverTime\x12,\n" +
 	"\x05error\x18$ \x01(\v2\x16.runbus.v1.ErrorDetailR\x05error\x12\x14\n" +
 	"\x05fatal\x18% \x01(\bR\x05fatal\x12/\n" +
-	"\x05grace\x18& \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\xf3\x01\n" +
+	"\x05grace\x18& \x01(\v2\x19.google.protobuf.DurationR\x05grace\"\x8b\x02\n" +
 	"\x0fRunnerHeartbeat\x12\x18\n" +
 	"\asession\x18) \x01(\tR\asession\x12#\n" +
 	"\rprocess_nonce\x18* \x01(\tR\fprocessNonce\x12\x1d\n" +
@@ -1462,7 +1472,8 @@ const file_runbus_v1_runner_proto_rawDesc = "" +
 	"\tin_flight\x18, \x01(\x05R\binFlight\x12\x14\n" +
 	"\x05limit\x18- \x01(\x05R\x05limit\x12\x1a\n" +
 	"\bdraining\x18. \x01(\bR\bdraining\x123\n" +
-	"\asent_at\x18/ \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\"f\n" +
+	"\asent_at\x18/ \x01(\v2\x1a.google.protobuf.TimestampR\x06sentAt\x12\x16\n" +
+	"\x06number\x180 \x01(\x04R\x06number\"f\n" +
 	"\rRunnerGoodbye\x12\x18\n" +
 	"\asession\x183 \x01(\tR\asession\x12#\n" +
 	"\rprocess_nonce\x184 \x01(\tR\fprocessNonce\x12\x16\n" +
