@@ -194,16 +194,32 @@ func (c *ControlPlane) startBus(context.Context, context.Context) (err error) {
 	return nil
 }
 
-// conn is a connection of this process to its own server. It is closed at the end.
-func (c *ControlPlane) conn(u embedded.User) (*nats.Conn, error) {
-	nc, err := c.server.Connect(u, nats.Name("runbus-"+string(u)+"/"+c.replica[:8]), nats.MaxReconnects(-1))
-	if err != nil {
-		return nil, fmt.Errorf("connect as %s: %w", u, err)
+// conn is a connection of this process to its own server. It is closed at the end. The end of ctx is not kept waiting: what is being made then
+// ends with the server.
+func (c *ControlPlane) conn(ctx context.Context, u embedded.User, o ...nats.Option) (*nats.Conn, error) {
+	o = append(o, nats.Name("runbus-"+string(u)+"/"+c.replica[:8]), nats.MaxReconnects(-1))
+	type made struct {
+		nc  *nats.Conn
+		err error
+	}
+	result := make(chan made, 1)
+	go func() {
+		nc, err := c.server.Connect(u, o...)
+		result <- made{nc, err}
+	}()
+	var m made
+	select {
+	case m = <-result:
+	case <-ctx.Done():
+		m.err = ctx.Err()
+	}
+	if m.err != nil {
+		return nil, fmt.Errorf("connect as %s: %w", u, m.err)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.conns = append(c.conns, nc)
-	return nc, nil
+	c.conns = append(c.conns, m.nc)
+	return m.nc, nil
 }
 
 func (c *ControlPlane) connections() []*nats.Conn {
@@ -217,7 +233,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 	if err != nil {
 		return err
 	}
-	sec, err := c.conn(embedded.UserSec)
+	sec, err := c.conn(ctx, embedded.UserSec)
 	if err != nil {
 		return err
 	}
@@ -225,7 +241,7 @@ func (c *ControlPlane) openState(ctx, runCtx context.Context) error {
 		return err
 	}
 	c.onClose(c.store.Close)
-	mirror, err := c.conn(embedded.UserMirror)
+	mirror, err := c.conn(ctx, embedded.UserMirror)
 	if err != nil {
 		return err
 	}
@@ -266,19 +282,19 @@ func (c *ControlPlane) openIdentities(ctx, _ context.Context) error {
 
 func (c *ControlPlane) openDispatch(ctx, runCtx context.Context) error {
 	metrics := newMetrics(c.cfg.Version)
-	serve, err := c.conn(embedded.UserServe)
+	serve, err := c.conn(ctx, embedded.UserServe)
 	if err != nil {
 		return err
 	}
-	sys, err := c.conn(embedded.UserSys)
+	sys, err := c.conn(ctx, embedded.UserSys)
 	if err != nil {
 		return err
 	}
-	results, err := c.conn(embedded.UserDispatch)
+	results, err := c.conn(ctx, embedded.UserDispatch)
 	if err != nil {
 		return err
 	}
-	micro, err := c.conn(embedded.UserMicro)
+	micro, err := c.conn(ctx, embedded.UserMicro)
 	if err != nil {
 		return err
 	}
@@ -398,15 +414,15 @@ func (c *ControlPlane) serveAPI(_, runCtx context.Context) error {
 }
 
 func (c *ControlPlane) serveCallout(ctx, runCtx context.Context) error {
-	conn, err := c.conn(embedded.UserAuth)
+	conn, err := c.conn(ctx, embedded.UserAuth)
 	if err != nil {
 		return err
 	}
-	sys, err := c.conn(embedded.UserSys)
+	sys, err := c.conn(ctx, embedded.UserSys)
 	if err != nil {
 		return err
 	}
-	jail, err := c.conn(embedded.UserJail)
+	jail, err := c.conn(ctx, embedded.UserJail)
 	if err != nil {
 		return err
 	}

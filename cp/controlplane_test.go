@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
 	"go.uber.org/goleak"
 
 	"github.com/org-runink/runbus/bus/bustest"
@@ -142,12 +144,42 @@ func TestReadinessDuringTheStart(t *testing.T) {
 	defer c.Stop()
 	var asking sync.WaitGroup
 	asking.Go(func() { ask <- readiness(t, c) })
-	if _, err := c.conn("auth"); err != nil { // what a step of the start does
+	if _, err := c.conn(t.Context(), "auth"); err != nil { // what a step of the start does
 		t.Error(err)
 	}
 	asking.Wait()
 	if status := <-ask; status != "ready" {
 		t.Errorf("status = %q", status)
+	}
+}
+
+// silent is a server of this process that says nothing.
+type silent chan net.Conn
+
+// InProcessConn is nats.InProcessConnProvider.
+func (s silent) InProcessConn() (net.Conn, error) {
+	client, server := net.Pipe()
+	s <- server
+	return client, nil
+}
+
+// Who stops a control plane that is starting does not wait until its own server lets it in.
+func TestAStartThatHangsCanBeStopped(t *testing.T) {
+	c := start(t, testConfig(t, private(t)))
+	ctx, cancel := context.WithCancel(t.Context())
+	server, failed := make(silent), make(chan error, 1)
+	go func() {
+		_, err := c.conn(ctx, "auth", nats.InProcessServer(server))
+		failed <- err
+	}()
+	pipe := <-server
+	cancel()
+	if err := <-failed; !errors.Is(err, context.Canceled) {
+		t.Errorf("connecting: %v", err)
+	}
+	c.Stop()
+	if err := pipe.Close(); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -15,7 +15,7 @@ import (
 
 // openLinks makes what enrols, links and renews dialled runners. It dials from dialRunners on.
 func (c *ControlPlane) openLinks(ctx context.Context) error {
-	presence, err := c.conn(embedded.UserSec)
+	presence, err := c.conn(ctx, embedded.UserSec)
 	if err != nil {
 		return err
 	}
