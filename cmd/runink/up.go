@@ -217,7 +217,7 @@ func whatNext(w io.Writer, s *stack) error {
 	if s.endpoint.WebSocket != "" {
 		fmt.Fprintf(&b, "         %s\n", s.endpoint.WebSocket)
 	}
-	fmt.Fprintf(&b, "  data   %s\n\nThe context \"local\" has the token of the tenant's admin. In another terminal:\n\n  %s runner list\n", s.endpoint.DataDir, runink)
+	fmt.Fprintf(&b, "  data   %s\n\nThe context \"local\" has the token of the tenant's admin, and is now the current one. In another terminal:\n\n  %s runner list\n", s.endpoint.DataDir, runink)
 	switch runner := s.managed; {
 	case s.runner != nil:
 		runner = s.enrolled.RunnerID
