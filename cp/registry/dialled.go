@@ -8,10 +8,13 @@ import (
 	"github.com/org-runink/runbus/schemas"
 )
 
-// rosterChanged tells those who wait for a change that the roster has one.
-func (r *Registry) rosterChanged() {
+// rosterChanged tells those who wait for a change that the roster has one, and ends the works of d if it was revoked.
+func (r *Registry) rosterChanged(d roster.Runner) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if d.State == roster.Revoked {
+		r.runnerRevoked(d.Ref())
+	}
 	r.signal()
 }
 

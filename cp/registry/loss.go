@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/org-runink/runbus/cp/auth"
+	"github.com/org-runink/runbus/schemas"
 )
 
 // Watch watches one process for one dispatch. It belongs to who watches, so that watching makes no object. The zero value, and one that
@@ -32,7 +33,7 @@ func (w *Watch) Lost() (why string, lost bool) {
 }
 
 // WatchLoss watches the process that has c's session, until Forget. w gets one reason when that process is known not to go on (SPEC
-// D13): a new process took the id, it said goodbye, its key was revoked, or it was out of sight for the grace. A cut shorter than
+// D13): a new process took the id, it said goodbye, its key or the runner was revoked, or it was out of sight for the grace. A cut shorter than
 // the grace is no loss. wake is called once then; it must neither block nor call the registry.
 func (r *Registry) WatchLoss(w *Watch, c *Candidate, wake func()) {
 	r.mu.Lock()
@@ -50,11 +51,15 @@ func (r *Registry) WatchLoss(w *Watch, c *Candidate, wake func()) {
 		w.after.before = w
 	}
 	rn.watches = w
-	if _, ended := r.revoked[rn.rec.PublicKey]; ended {
+	_, ended := r.revoked[rn.rec.PublicKey]
+	switch {
+	case ended:
 		w.fire(keyWasRevoked)
-		return
+	case rn.revoked:
+		w.fire(runnerWasRevoked)
+	default:
+		r.judge(rn, w)
 	}
-	r.judge(rn, w)
 }
 
 // Forget ends a watch. One that was never begun, or has ended, is left as it is.
@@ -159,7 +164,8 @@ func (rn *runner) look(w *Watch) (sight, string) {
 }
 
 const (
-	keyWasRevoked = "its service-account key was revoked"
+	keyWasRevoked    = "its service-account key was revoked"
+	runnerWasRevoked = "it was revoked"
 	// revokedFor is how long a revoked key is remembered for who selected a runner just before, and begins to watch it just after.
 	revokedFor = time.Minute
 )
@@ -172,13 +178,26 @@ func (r *Registry) keyRevoked(key auth.Key) {
 	maps.DeleteFunc(r.revoked, func(_ string, at time.Time) bool { return now.Sub(at) > revokedFor })
 	r.revoked[key.PublicKey] = now
 	for _, rn := range r.fleet[key.Tenant] {
-		if rn.rec.PublicKey != key.PublicKey {
-			continue
+		if rn.rec.PublicKey == key.PublicKey {
+			rn.lose(keyWasRevoked)
 		}
-		for w := rn.watches; w != nil; w = w.after {
-			if !w.over {
-				w.fire(keyWasRevoked)
-			}
+	}
+}
+
+// runnerRevoked ends the works of a dialled runner that was revoked, for good. Its link is left to it for a moment, so that it can hear of
+// that: meanwhile one that does not mean to go must neither be sent the credentials of a work, nor be waited for. r.mu must be held.
+func (r *Registry) runnerRevoked(ref schemas.RunnerRef) {
+	if rn := r.fleet[ref.Tenant][ref.Runner]; rn != nil { // else it was selected by nobody
+		rn.revoked = true
+		rn.lose(runnerWasRevoked)
+	}
+}
+
+// lose tells all that watch rn. Registry.mu must be held.
+func (rn *runner) lose(why string) {
+	for w := rn.watches; w != nil; w = w.after {
+		if !w.over {
+			w.fire(why)
 		}
 	}
 }

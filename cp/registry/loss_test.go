@@ -11,6 +11,7 @@ import (
 	"github.com/org-runink/runbus/bus/embedded"
 	"github.com/org-runink/runbus/cp/registry"
 	rt "github.com/org-runink/runbus/cp/registry/registrytest"
+	"github.com/org-runink/runbus/cp/roster"
 	"github.com/org-runink/runbus/jetstream"
 	"github.com/org-runink/runbus/schemas"
 )
@@ -145,6 +146,34 @@ func TestWatchAfterARevocation(t *testing.T) {
 	defer stop()
 	if why := rt.Wait(t, "the loss", lost); why != "its service-account key was revoked" {
 		t.Errorf("lost because %q", why)
+	}
+}
+
+// Work on a dialled runner ends with its revocation, whether its link does or not: it has that for a moment more, to hear of it. Who has
+// selected it before is told too.
+func TestARevokedRunnerIsLost(t *testing.T) {
+	s := rt.Start(t, grace(time.Hour))
+	runner, _, err := s.Roster.Create(t.Context(), s.Admin, roster.Spec{Name: "edge", Address: "db.internal:7443"})
+	rt.Must(t, err)
+	r := &rt.Runner{Ref: runner.Ref(), Session: schemas.NewID()}
+	during, stop := watchLoss(s, r)
+	defer stop()
+	name := "another-name"
+	_, err = s.Roster.Edit(t.Context(), s.Admin, runner.ID, roster.Change{Name: &name})
+	rt.Must(t, err)
+	select {
+	case why := <-during:
+		t.Fatalf("by another change: lost because %q", why)
+	default:
+	}
+	_, err = s.Roster.Revoke(t.Context(), s.Admin, runner.ID)
+	rt.Must(t, err)
+	afterwards, stop := watchLoss(s, r)
+	defer stop()
+	for when, lost := range map[string]<-chan string{"during it": during, "afterwards": afterwards} {
+		if why := rt.Wait(t, "the loss "+when, lost); why != "it was revoked" {
+			t.Errorf("%s: lost because %q", when, why)
+		}
 	}
 }
 

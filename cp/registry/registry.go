@@ -187,7 +187,7 @@ func (r *Registry) start(ctx context.Context) (err error) {
 		return err
 	}
 	r.d.Auth.OnKeyRevoked(r.keyRevoked)
-	r.d.Roster.OnChange(func(roster.Runner) { r.rosterChanged() })
+	r.d.Roster.OnChange(r.rosterChanged)
 	for subject, serve := range map[string]func(context.Context, *nats.Msg, schemas.RunnerRef){
 		schemas.AllHellos:     r.serveHello,
 		schemas.AllHeartbeats: r.serveHeartbeat,

@@ -32,6 +32,7 @@ type runner struct {
 	responders responders
 	watches    *Watch // the last that began; the others are behind it
 	forgotten  bool   // the registry has another entry for it, or none
+	revoked    bool   // a dialled one: it was revoked while this replica knew of its process
 }
 
 // runner finds or makes the entry of ref. r.mu must be held.
