@@ -57,6 +57,7 @@ func TestAStandstillBeforeTheAssignmentCounts(t *testing.T) {
 			return at
 		}
 	}, nil)
+	e.d.Spare(rt.Patience)
 	stand.Store(e.d)
 	f := e.start(t, request("edge-1"))
 	w := e.take(t)
@@ -71,6 +72,7 @@ func TestAStandstillBeforeTheAssignmentCounts(t *testing.T) {
 func TestAStandstillIsNoSilence(t *testing.T) {
 	const within = 2 * time.Second
 	e := newEnv(t, func(d *dispatch.Deps) { d.ConfirmWithin = within }, nil)
+	e.d.Spare(rt.Patience)
 	f := e.start(t, request("edge-1"))
 	w := e.accept(t)
 	id := rt.Wait(t, "accepted", f.sink.accepted).DispatchID
