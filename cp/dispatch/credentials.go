@@ -15,8 +15,12 @@ import (
 )
 
 // sendCredentials reads the run's secrets, seals them to the key that the runner's hello signed, the caller's session beside
-// them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8).
+// them, and sends them. That they are read is durable in the audit log first (SPEC M2, R8). A runner that is lost by now, as one that was
+// revoked after it had been sent the work and still has its link, gets none.
 func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
+	if why, lost := run.watch.Lost(); lost {
+		return schemas.ErrRunnerLost(run.runner.Ref.Runner, why)
+	}
 	details := [...]audit.Detail{
 		{Name: "names", Value: clip(strings.Join(slices.Sorted(maps.Keys(run.secrets)), ","), 256)},
 		{Name: "runner", Value: run.runner.Ref.Runner}, run.source(),
@@ -47,6 +51,9 @@ func (d *Dispatcher) sendCredentials(ctx context.Context, run *run) error {
 		return schemas.Wrap(schemas.CodeFailed, err, "the credentials could not be sealed to the runner's key")
 	}
 	d.d.Registry.AwaitHandover(ctx, ref.Tenant, ref.Runner)
+	if why, lost := run.watch.Lost(); lost { // meanwhile
+		return schemas.ErrRunnerLost(ref.Runner, why)
+	}
 	subject := run.runner.Work
 	credentials := &runbusv1.RunnerWorkCredentials{DispatchId: run.id, Session: run.runner.Session, Sealed: sealed}
 	if err := d.d.Bus.PublishTraced(run.trace, subject, "", credentials); err != nil {
