@@ -153,7 +153,8 @@ func (c *config) setAuth(v *source.Values) error {
 		case of == mode && v.Secret(name) == "" && name != "password":
 			return schemas.Errorf(schemas.CodeBadSource, "source %s needs the secret %q for auth=%s", Kind, name, mode)
 		case of != mode && v.Secret(name) != "":
-			return schemas.Errorf(schemas.CodeBadSource, "the secret %q of source %s is for auth=%s", name, Kind, of)
+			return schemas.Errorf(schemas.CodeBadSource, "the secret %q of source %s is for auth=%s", name, Kind, of).
+				WithHint("set auth=" + of + ", or leave that secret away")
 		}
 	}
 	if v.Text("username") != "" && mode != "basic" || v.Text("authHeader") != "" && mode != "header" {

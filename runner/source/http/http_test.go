@@ -217,6 +217,16 @@ func TestBadSettings(t *testing.T) {
 	wantError(t, err, schemas.CodeForbiddenHop)
 }
 
+// Who has a secret and no auth is told which.
+func TestASecretWithoutItsAuth(t *testing.T) {
+	_, err := fetch(t, "url", "http://127.0.0.1:1/x", "secret.token", "t0k")
+	wantError(t, err, schemas.CodeBadSource, `the secret "token" of source http is for auth=bearer`)
+	var said *schemas.Error
+	if !errors.As(err, &said) || said.Hint != "set auth=bearer, or leave that secret away" {
+		t.Errorf("%v", err)
+	}
+}
+
 func TestErrorsAreRedacted(t *testing.T) {
 	const secret = "s3cr3t-t0ken-value"
 	s := server(t, func(w http.ResponseWriter, r *http.Request) {
