@@ -71,6 +71,8 @@ func (d *Dispatcher) resultEnding(run *run, result *runbusv1.RunnerWorkResult, r
 		if !intact(&run.sum, result) {
 			return failure(schemas.Errorf(schemas.CodeFailed, "the result of runner %q arrived damaged: its checksum differs", id))
 		}
+		response.Rows, response.Bytes = run.credible(response.GetRows(), response.GetBytes())
+		response.WireBytes = run.wire
 		run.count(response.GetRows(), response.GetBytes())
 		return ending{code: OutcomeCompleted, response: response}
 	}

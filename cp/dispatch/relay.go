@@ -129,6 +129,7 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 	switch f := a.frame.(type) {
 	case *runbusv1.RunnerWorkChunk:
 		run.sum.Add(f.GetArrowIpc())
+		run.wire += int64(len(f.GetArrowIpc()))
 		run.count(f.GetRows(), f.GetBytes())
 		var first *runbusv1.RunFetchUpdate
 		if run.runner.Can.ChunksTell && !run.streaming {
@@ -143,6 +144,7 @@ func (d *Dispatcher) pass(run *run, sink Sink, a arrival) *ending {
 		if f.Update.GetAt() == nil {
 			f.Update.At = timestamppb.New(d.d.Now())
 		}
+		f.Update.Rows, f.Update.Bytes = run.credible(f.Update.GetRows(), f.Update.GetBytes())
 		run.count(f.Update.GetRows(), f.Update.GetBytes())
 		switch f.Update.GetPhase() {
 		case runbusv1.Phase_PHASE_CONNECTING:
@@ -176,7 +178,8 @@ func (r *run) streamingFrom(first *runbusv1.RunnerWorkChunk) *runbusv1.RunFetchU
 	}
 	r.updateAt.Seconds, r.updateAt.Nanos = at.Unix(), int32(at.Nanosecond())
 	u := &r.update
-	u.Phase, u.Rows, u.Bytes, u.At = runbusv1.Phase_PHASE_STREAMING, first.GetRows(), first.GetBytes(), &r.updateAt
+	u.Phase, u.At = runbusv1.Phase_PHASE_STREAMING, &r.updateAt
+	u.Rows, u.Bytes = r.credible(first.GetRows(), first.GetBytes())
 	return u
 }
 

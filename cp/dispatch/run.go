@@ -92,6 +92,7 @@ type facts struct {
 	stream   stream
 	over     ending          // memory for how the runner says that it ended
 	sum      bus.Digest      // over the chunks that were relayed
+	wire     int64           // …and their bytes
 	gone     <-chan struct{} // closed when the caller has gone; stays as it is from enter on
 	hadGuard bool            // a call of the sink had one
 
@@ -277,8 +278,14 @@ func (r *run) accept(pid int64, at time.Time) {
 	r.add(PhaseAccepted, r.there, at)
 }
 
-// count notes how far the result has come, and when its first and its last rows came; it only grows.
+// credible is what a runner says of rows and bytes, as far as it may be true: it may have sent no more than the fetch allows.
+func (r *run) credible(rows, bytes int64) (int64, int64) {
+	return min(max(rows, 0), r.sized.rows), min(max(bytes, 0), r.sized.bytes)
+}
+
+// count notes how far the result has come, as far as that is credible, and when its first and its last rows came; it only grows.
 func (r *run) count(rows, bytes int64) {
+	rows, bytes = r.credible(rows, bytes)
 	if rows <= r.rows && bytes <= r.bytes { // nobody else writes them
 		return
 	}
