@@ -30,9 +30,10 @@ func metadata(t testing.TB, stream []byte, n int) []byte {
 		if n == 0 {
 			return meta
 		}
-		body, err := checkMetadata(meta)
-		if err != nil {
-			t.Fatal(err)
+		v := &verifier{b: meta}
+		body := v.message()
+		if v.err != nil {
+			t.Fatal(v.err)
 		}
 		stream, n = stream[8+size+int(body):], n-1
 	}

@@ -78,14 +78,18 @@ func (m *messages) Message() (*ipc.Message, error) {
 	if err := m.fill(meta); err != nil {
 		return nil, err
 	}
-	length, err := checkMetadata(meta)
-	if err != nil {
-		return nil, err
+	checked := &verifier{b: meta}
+	length := checked.message()
+	if checked.err != nil {
+		return nil, checked.err
 	}
 	body := memory.NewResizableBuffer(m.mem)
 	defer body.Release()
 	body.Resize(int(length))
 	if err := m.fill(body.Bytes()); err != nil {
+		return nil, err
+	}
+	if err := checked.checkWindows(body.Bytes()); err != nil {
 		return nil, err
 	}
 	if m.last != nil {
@@ -141,10 +145,9 @@ func (b *bounded) take(size int) {
 	b.live += size
 }
 
-// checkMetadata checks the lengths in a message's metadata (a flatbuffer) and returns the length of its body. What it doesn't
-// look at can't make the decoder allocate: at worst it panics.
-func checkMetadata(b []byte) (body int64, err error) {
-	v := &verifier{b: b}
+// message checks the lengths in a message's metadata (a flatbuffer) and returns the length of its body. What it doesn't look at
+// can't make the decoder allocate: at worst it panics.
+func (v *verifier) message() (body int64) {
 	message := v.table(v.ref(0))
 	header := message.ref(2)
 	switch message.byte(1) {
@@ -167,7 +170,7 @@ func checkMetadata(b []byte) (body int64, err error) {
 	if body < 0 || body > maxLive {
 		v.fail("a body of %d bytes", body)
 	}
-	return body, v.err
+	return body
 }
 
 // verifier reads a flatbuffer that may be anything. The first fault stays; after it everything is empty.
@@ -175,6 +178,8 @@ type verifier struct {
 	b      []byte
 	fields int
 	err    error
+
+	buffers, packed int // where those of a compressed batch are told, and how many there are
 }
 
 func (v *verifier) fail(format string, args ...any) {
@@ -222,7 +227,13 @@ func (v *verifier) batch(pos int) {
 		v.fail("a batch of %d rows", rows)
 	}
 	t.vector(1, 16)
-	_, buffers := t.vector(2, 16)
+	at, buffers := t.vector(2, 16)
+	if compression := t.ref(3); compression != 0 {
+		if codec := v.table(compression).byte(0); codec != codecZstd {
+			v.fail("a batch compressed with codec %d: a runner's are in Zstandard", codec)
+		}
+		v.buffers, v.packed = at, buffers
+	}
 	counts, n := t.vector(4, 8)
 	for i := range n {
 		if c := binary.LittleEndian.Uint64(v.b[counts+8*i:]); c > uint64(buffers) { // arrow makes room for as many

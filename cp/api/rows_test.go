@@ -370,6 +370,9 @@ func FuzzDecodeRows(f *testing.F) {
 	defer batch.Release()
 	f.Add(stream(f, schema, batch))
 	f.Add(stream(f, schema))
+	numbers, plain := twoNumbers(f, arrow.PrimitiveTypes.Int64)
+	f.Add(reframed(f, numbers, 1, window512M+raw(plain, true)))
+	f.Add(reframed(f, numbers, 1, window1K+raw(plain[:8], true)+window8M+raw(plain[8:], true)))
 	f.Add([]byte{})
 	f.Add([]byte{0xff, 0xff, 0xff, 0xff, 0x10, 0, 0, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
