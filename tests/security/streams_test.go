@@ -155,7 +155,7 @@ func sameStreams(t testing.TB, before, after contents) {
 }
 
 // refreshed is what a heartbeat, or the hello of a process that is enrolled already, changes in a record.
-var refreshed = []string{"lastSeen", "replica", "loadScore", "inFlight", "limit", "draining", "ready", "name", "version", "capabilities", "pid", "startedAt"}
+var refreshed = []string{"lastSeen", "beat", "replica", "loadScore", "inFlight", "limit", "draining", "ready", "name", "version", "capabilities", "pid", "startedAt"}
 
 // lastValues is the newest record of each key without what is refreshed.
 func lastValues(t testing.TB, messages map[uint64]stored) map[string]map[string]string {
