@@ -312,23 +312,6 @@ func (l *Log) take() []part {
 	return batch
 }
 
-// keepMemory is how much memory of written notes is kept for others.
-const keepMemory = 8
-
-// finish tells those who wait for the events of a batch, and takes back its memory.
-func (l *Log) finish(batch []part, err error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	for _, p := range batch {
-		switch {
-		case p.record != nil:
-			p.record.done <- err // has room for the one
-		case len(l.spare) < keepMemory:
-			l.spare = append(l.spare, p.notes)
-		}
-	}
-}
-
 func count(batch []part) (events int) {
 	for _, p := range batch {
 		events += max(p.events, 1)

@@ -160,3 +160,20 @@ func (l *Log) memory() []byte {
 	}
 	return make([]byte, batchOverhead, 4<<10)
 }
+
+// keepMemory is how much memory of written notes is kept for others.
+const keepMemory = 8
+
+// finish tells those who wait for the events of a batch, and takes back its memory.
+func (l *Log) finish(batch []part, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, p := range batch {
+		switch {
+		case p.record != nil:
+			p.record.done <- err // has room for the one
+		case len(l.spare) < keepMemory:
+			l.spare = append(l.spare, p.notes)
+		}
+	}
+}
