@@ -42,8 +42,8 @@ func (a *Agent) keepRenewing(ctx context.Context) error {
 	for {
 		select {
 		case m := <-a.dialled.renewals.orders:
-			reply := a.dialled.renewals.obey(m)
-			a.tellRenewal(reply)
+			reply, err := a.dialled.renewals.obey(m)
+			a.tellRenewal(reply, err)
 			a.reply(m, reply)
 		case <-ctx.Done():
 			return ctx.Err()
@@ -51,23 +51,24 @@ func (a *Agent) keepRenewing(ctx context.Context) error {
 	}
 }
 
-// tellRenewal says how far a renewal has come, and until when the certificate holds that is in place.
-func (a *Agent) tellRenewal(reply *runbusv1.RunnerControlReply) {
+// tellRenewal says how far a renewal has come, and until when the certificate holds that is in place. Why one failed is told
+// whole here alone: the control plane hears nothing of a full disk, or of a folder that can't be written.
+func (a *Agent) tellRenewal(reply *runbusv1.RunnerControlReply, failed error) {
 	text, level := "a renewal of the certificate has begun: the one in place holds meanwhile", slog.LevelInfo
 	args := []any{"certificate", a.dialled.store.Fingerprint(), "until", a.dialled.store.Leaf().Leaf.NotAfter.UTC().Format(time.RFC3339)}
-	switch failed := reply.GetError(); {
+	switch {
 	case failed != nil:
 		text, level = "a renewal of the certificate failed: the one in place holds, and the control plane tries again", slog.LevelWarn
-		args = append(args, "error", failed.GetMessage(), "hint", failed.GetHint())
+		args = append(args, "error", failed, "hint", reply.GetError().GetHint())
 	case reply.GetInstalled():
 		text = "the renewed certificate is in place: the next link, which is made now, uses it"
 	}
 	a.log.Log(context.Background(), level, text, args...)
 }
 
-func (r *renewals) obey(m *runbusv1.RunnerControl) *runbusv1.RunnerControlReply {
-	reply := &runbusv1.RunnerControlReply{Id: m.GetId()}
-	var err error
+// obey carries out an order, and returns with the answer why it failed: that answer says of an error without a code only that it is one.
+func (r *renewals) obey(m *runbusv1.RunnerControl) (reply *runbusv1.RunnerControlReply, err error) {
+	reply = &runbusv1.RunnerControlReply{Id: m.GetId()}
 	switch order := m.GetOrder().(type) {
 	case *runbusv1.RunnerControl_Renew:
 		reply.CsrDer, reply.LeafFingerprint, err = r.Request(m.GetReplica())
@@ -76,7 +77,7 @@ func (r *renewals) obey(m *runbusv1.RunnerControl) *runbusv1.RunnerControlReply 
 		reply.Installed = err == nil
 	}
 	reply.Error = schemas.ToDetail(err)
-	return reply
+	return reply, err
 }
 
 // revoked ends a dialled runner for good (SPEC C9): its state folder says so before anything else happens.
