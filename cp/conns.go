@@ -18,10 +18,16 @@ func (c *ControlPlane) conn(ctx context.Context, u embedded.User, o ...nats.Opti
 		nc  *nats.Conn
 		err error
 	}
-	result := make(chan made, 1)
+	result := make(chan made)
 	go func() {
 		nc, err := c.server.Connect(u, o...)
-		result <- made{nc, err}
+		select {
+		case result <- made{nc, err}:
+		case <-ctx.Done():
+			if err == nil {
+				nc.Close()
+			}
+		}
 	}()
 	var m made
 	select {
