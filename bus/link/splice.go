@@ -14,7 +14,8 @@ const lastWords = 5 * time.Second
 
 // Splice copies both ways between a and b until either ends, then closes both and returns when nothing is copied any more. What an end
 // has said before it closed is written to the other one, for up to five seconds, also if that is saying something itself; whether it gets
-// there is its network's matter, which may lose what was on the way when the other one is closed. The end of ctx closes both at once. Its error is what ended it: nil for an orderly end of either, ctx's error for the end of ctx.
+// there is its network's matter, which may lose what was on the way when the other one is closed. The end of ctx closes both at once. The
+// error is what ended it: nil for an orderly end of either, ctx's error for the end of ctx.
 func Splice(ctx context.Context, a, b net.Conn) error {
 	var ended, shut sync.Once
 	var first error
