@@ -41,7 +41,7 @@ var drills = []struct {
 		m := w.runners[0]
 		w.run(jobs, func() {
 			w.underWay(jobs)
-			<-time.After(500 * time.Millisecond) // the schedule's time
+			<-time.After(time.Second) // the schedule's time: the first results come when the link is held for the first time
 			for range 5 {
 				<-time.After(200 * time.Millisecond)
 				m.proxy.hold(up)
