@@ -13,10 +13,9 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// A runner gets asked for what its hello lists, and is taken at its word: its checksum is XXH3 alone, its first chunk tells the
-// caller that rows come, unless it said so itself, and all of a small dispatch may come in one frame.
-func TestAbilities(t *testing.T) {
-	e := newEnv(t, nil, nil)
+// able has the runner able-1, which can all that a hello may list of results, take the work.
+func (e *env) able(t *testing.T) {
+	t.Helper()
 	r := e.Connect(t, e.Mint(t, e.Admin, "able"), "able-1")
 	answer := r.Hello(t, func(h *runbusv1.RunnerHello) {
 		h.Capabilities = append(h.Capabilities, bus.CapabilityXXH3, bus.CapabilityChunksTell, bus.CapabilityWhole)
@@ -28,6 +27,13 @@ func TestAbilities(t *testing.T) {
 	r.Beat(t, nil)
 	e.Await(t, "able-1 is dispatchable", func() bool { return e.Dispatchable(t, "able-1") })
 	e.runner = r
+}
+
+// A runner gets asked for what its hello lists, and is taken at its word: its checksum is XXH3 alone, its first chunk tells the
+// caller that rows come, unless it said so itself, and all of a small dispatch may come in one frame.
+func TestAbilities(t *testing.T) {
+	e := newEnv(t, nil, nil)
+	e.able(t)
 	for name, itself := range map[string]bool{"told by the chunk": false, "told by the runner": true} {
 		f := e.start(t, request("able-1"))
 		w := e.accept(t)

@@ -25,17 +25,7 @@ func TestALyingRunnersCounts(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			e := newEnv(t, nil, nil)
-			r := e.Connect(t, e.Mint(t, e.Admin, "able"), "able-1")
-			answer := r.Hello(t, func(h *runbusv1.RunnerHello) {
-				h.Capabilities = append(h.Capabilities, bus.CapabilityXXH3, bus.CapabilityChunksTell, bus.CapabilityWhole)
-			})
-			if answer.GetError() != nil {
-				t.Fatal(answer.GetError())
-			}
-			r.Listen(t)
-			r.Beat(t, nil)
-			e.Await(t, "able-1 is dispatchable", func() bool { return e.Dispatchable(t, "able-1") })
-			e.runner = r
+			e.able(t)
 			response := func() *runbusv1.RunFetchResponse {
 				return &runbusv1.RunFetchResponse{Rows: c.says, Bytes: c.says, WireBytes: c.says, RunnerPid: 4711}
 			}
