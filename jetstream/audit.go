@@ -5,16 +5,21 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/nats-io/nats.go"
 	natsjs "github.com/nats-io/nats.go/jetstream"
 	"golang.org/x/sync/errgroup"
 )
 
-// AppendAudit appends body if the stream's last sequence is expectedLast, and returns its sequence. ErrLost: it isn't,
-// and body was not appended. ErrUnknown: call again with the same body and expectedLast to find out; it is never appended
-// twice. ErrUnavailable: not appended.
-func (s *Store) AppendAudit(ctx context.Context, body []byte, expectedLast uint64) (uint64, error) {
+// AppendAudit appends body if the stream's last sequence is expectedLast, and returns its sequence. encoding, if not empty, is said in the
+// header Content-Encoding. ErrLost: it isn't, and body was not appended. ErrUnknown: call again with the same body and expectedLast to find
+// out; it is never appended twice. ErrUnavailable: not appended.
+func (s *Store) AppendAudit(ctx context.Context, body []byte, encoding string, expectedLast uint64) (uint64, error) {
+	var header nats.Header
+	if encoding != "" {
+		header = nats.Header{"Content-Encoding": {encoding}}
+	}
 	seq, err := s.commit(ctx, write{
-		subject: auditSubject, body: body,
+		subject: auditSubject, header: header, body: body,
 		guard: natsjs.ExpectedLastSeqHeader, expected: expectedLast, appends: true,
 		standing: func(ctx context.Context) (*natsjs.RawStreamMsg, error) {
 			m, err := s.stream(auditStream).GetMsg(ctx, expectedLast+1)

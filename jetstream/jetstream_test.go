@@ -352,20 +352,20 @@ func TestHistoryStands(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
 	s := open(t, b, nil)
-	seq, err := s.AppendAudit(ctx, []byte("one"), 0)
+	seq, err := s.AppendAudit(ctx, []byte("one"), "", 0)
 	if err != nil || seq != 1 {
 		t.Fatalf("append: %d, %v", seq, err)
 	}
-	if _, err := s.AppendAudit(ctx, []byte("other"), 0); !errors.Is(err, ErrLost) {
+	if _, err := s.AppendAudit(ctx, []byte("other"), "", 0); !errors.Is(err, ErrLost) {
 		t.Fatalf("append behind an old end: %v", err)
 	}
-	if seq, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil || seq != 1 {
+	if seq, err := s.AppendAudit(ctx, []byte("one"), "", 0); err != nil || seq != 1 {
 		t.Fatalf("the same append again: %d, %v", seq, err)
 	}
-	if _, err := s.AppendAudit(ctx, []byte("ahead"), 7); !errors.Is(err, ErrLost) {
+	if _, err := s.AppendAudit(ctx, []byte("ahead"), "", 7); !errors.Is(err, ErrLost) {
 		t.Fatalf("append behind nothing: %v", err)
 	}
-	if seq, err := s.AppendAudit(ctx, []byte("two"), 1); err != nil || seq != 2 {
+	if seq, err := s.AppendAudit(ctx, []byte("two"), "", 1); err != nil || seq != 2 {
 		t.Fatalf("append: %d, %v", seq, err)
 	}
 	st := s.stream(auditStream)

@@ -115,7 +115,7 @@ func TestMirrors(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
 	s := open(t, b, nil)
-	if _, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil {
+	if _, err := s.AppendAudit(ctx, []byte("one"), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.OpenMirrors(ctx, b.Conn(t, embedded.UserMirror)); err != nil {
@@ -150,7 +150,7 @@ func TestMirrors(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.AppendAudit(ctx, []byte("two"), 1); err != nil {
+	if _, err := s.AppendAudit(ctx, []byte("two"), "", 1); err != nil {
 		t.Fatal(err)
 	}
 	consumer, err := ops.OrderedConsumer(ctx, auditStream, natsjs.OrderedConsumerConfig{})
@@ -298,7 +298,7 @@ func TestMirrorGetsAgainWhatItLost(t *testing.T) {
 		}
 	}
 	for seq := range uint64(3) {
-		if _, err := s.AppendAudit(ctx, []byte(strconv.FormatUint(seq+1, 10)), seq); err != nil {
+		if _, err := s.AppendAudit(ctx, []byte(strconv.FormatUint(seq+1, 10)), "", seq); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -314,7 +314,7 @@ func TestMirrorGetsAgainWhatItLost(t *testing.T) {
 	}
 	b.Restart(t)
 	s.inspect(ctx)
-	if _, err := s.AppendAudit(ctx, []byte("4"), 3); err != nil {
+	if _, err := s.AppendAudit(ctx, []byte("4"), "", 3); err != nil {
 		t.Fatal(err)
 	}
 	has(4)

@@ -17,7 +17,7 @@ func TestAnAppendThatIsNotReadIsNotLost(t *testing.T) {
 	b := bustest.Start(t)
 	ctx := ctxOf(t)
 	s := open(t, b, nil)
-	if _, err := s.AppendAudit(ctx, []byte("one"), 0); err != nil {
+	if _, err := s.AppendAudit(ctx, []byte("one"), "", 0); err != nil {
 		t.Fatal(err)
 	}
 	asked := 0

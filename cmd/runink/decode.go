@@ -14,6 +14,7 @@ import (
 
 	"github.com/org-runink/runbus/bus"
 	"github.com/org-runink/runbus/cmd/internal/process"
+	"github.com/org-runink/runbus/cp/audit"
 )
 
 func decodeCommand() *cli.Command {
@@ -31,7 +32,7 @@ func decodeCommand() *cli.Command {
 			_, err = fmt.Fprintln(c.App.Writer, text)
 			return err
 		})
-	d.Description = "The nats CLI gives a translator the body alone, not the headers, so the type is found by the shape of the body. What is\nno message of Runbus, JSON for example, comes out as it went in."
+	d.Description = "The nats CLI gives a translator the body alone, not the headers, so the type is found by the shape of the body. What is\nno message of Runbus, JSON for example, comes out as it went in. Packed messages of RUNBUS_AUDIT are unpacked."
 	return d
 }
 
@@ -48,9 +49,13 @@ func decode(typeName string, body []byte) (string, error) {
 	if len(trimmed) == 0 {
 		return "(empty)", nil
 	}
-	var compact bytes.Buffer
-	if json.Compact(&compact, trimmed) == nil {
-		return string(process.EscapeControls(compact.Bytes())), nil
+	if text, ok := asJSON(trimmed); ok {
+		return text, nil
+	}
+	if batch, err := audit.Text(body); err == nil { // a packed one
+		if text, ok := asJSON(batch); ok {
+			return text, nil
+		}
 	}
 	if name, m := bus.Guess(body); m != nil {
 		return message(name, m)
@@ -59,6 +64,15 @@ func decode(typeName string, body []byte) (string, error) {
 		return process.Printable(string(body)), nil
 	}
 	return fmt.Sprintf("(%d bytes that are no message of this version)", len(body)), nil
+}
+
+// asJSON is JSON in one line; ok is false for anything else.
+func asJSON(b []byte) (text string, ok bool) {
+	var compact bytes.Buffer
+	if json.Compact(&compact, b) != nil {
+		return "", false
+	}
+	return string(process.EscapeControls(compact.Bytes())), true
 }
 
 func message(name string, m proto.Message) (string, error) {

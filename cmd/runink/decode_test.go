@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/klauspost/compress/s2"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
@@ -57,6 +58,7 @@ func TestDecodeWithoutAType(t *testing.T) {
 	}
 	for body, want := range map[string]string{
 		"": "(empty)", " \n": "(empty)", " {\r\n\"a\": 1} ": `{"a":1}`, "text\x1b[2J": "text·[2J", "\xff\xfe\x00": "(3 bytes that are no message of this version)",
+		string(s2.EncodeSnappy(nil, []byte(`{"number":"1", "events":["`+strings.Repeat("\u009b", 1<<15)+`"]}`))): `{"number":"1","events":["` + strings.Repeat(`\u009b`, 1<<15) + `"]}`, // a batch of the audit
 		string(hello): `RunnerHello {"runnerId":"edge","name":"Edge","version":"v1","capabilities":["fetch"]}`,
 	} {
 		if got, err := decode("", []byte(body)); err != nil || got != want {

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// maxBatchBytes bounds the stored form of one batch.
+	// maxBatchBytes bounds the text of one batch, and thus its stored form.
 	maxBatchBytes = 480 << 10
 	// maxBatchEvents bounds how many events are in one batch.
 	maxBatchEvents = 1024
@@ -43,7 +43,7 @@ type chain struct {
 	sum    string // hex SHA-256 of its stored bytes; "" for none
 }
 
-// append appends the stored form of the batch that comes next. Each of events is one, or several with commas between them.
+// append appends the text of the batch that comes next. Each of events is one, or several with commas between them.
 func (c chain) append(body []byte, writer string, events [][]byte) ([]byte, error) {
 	size := batchOverhead
 	for _, e := range events {
@@ -122,12 +122,13 @@ func after(number uint64, body []byte) chain {
 
 // decodeBatch reads stored bytes.
 func decodeBatch(body []byte) (*runbusv1.AuditBatch, error) {
-	if len(body) > 2*maxBatchBytes {
-		return nil, fmt.Errorf("it has %d bytes", len(body))
+	text, err := Text(body)
+	if err != nil {
+		return nil, err
 	}
 	batch := &runbusv1.AuditBatch{}
 	// Fields of a later version are no damage: the chain is over the bytes.
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(body, batch); err != nil {
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(text, batch); err != nil {
 		return nil, err
 	}
 	return batch, nil

@@ -99,6 +99,10 @@ func FuzzDecodeBatch(f *testing.F) {
 	f.Add([]byte(`{"number":"1","events":[{"at":"2026-01-01T00:00:00Z"}]}`))
 	f.Add([]byte(`{"number":1e3,"previous":null,"later":{"x":[1,2]}}`))
 	f.Add([]byte("{"))
+	packed, _ := pack(nil, batchOf(f, 200))
+	f.Add(packed)
+	f.Add(packed[:len(packed)/2])
+	f.Add([]byte{0xff, 0xff, 0x3f, 0})
 	f.Fuzz(func(t *testing.T, body []byte) {
 		batch, err := decodeBatch(body)
 		c := chain{}

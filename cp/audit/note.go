@@ -36,23 +36,31 @@ func (l *Log) Jot(e *Brief) {
 func (l *Log) jot(e *Brief, at time.Time) (full bool, err error) {
 	return l.note(nil, func(b []byte) ([]byte, error) {
 		begin := len(b)
-		b, err := l.encode(b, e, at)
-		if err == nil {
+		b, err := l.who.append(l.stamp(b, at), e)
+		if err != nil {
+			return nil, err
+		}
+		if b, err = appendWhat(b, e); err == nil {
 			err = checkEvent(e.Actor, e.Action, len(b)-begin)
 		}
 		return b, err
 	})
 }
 
-// encode appends an event of this time. The lock is held.
-func (l *Log) encode(b []byte, e *Brief, at time.Time) ([]byte, error) {
+// jotText is jot of an event whose text, from the end of its time on, is known. The lock is held.
+func (l *Log) jotText(e *Brief, at time.Time, text []byte, err error) (full bool, _ error) {
+	return l.note(err, func(b []byte) ([]byte, error) {
+		begin := len(b)
+		b = append(l.stamp(b, at), text...)
+		return b, checkEvent(e.Actor, e.Action, len(b)-begin)
+	})
+}
+
+// stamp appends the next id and this time, with which an event begins. The lock is held.
+func (l *Log) stamp(b []byte, at time.Time) []byte {
 	l.ids.next(at)
 	b = append(append(b, `{"id":"`...), l.ids.text[:]...)
-	b, err := l.who.append(l.clock.append(append(b, `","at":"`...), at), e)
-	if err != nil {
-		return nil, err
-	}
-	return appendWhat(b, e)
+	return l.clock.append(append(b, `","at":"`...), at)
 }
 
 // note adds what add appends to the notes. If err is not nil, or add fails, or there is no room, the note is dropped and counted;

@@ -2,9 +2,12 @@ package audit
 
 import "time"
 
-// Opening is what Log.Begin keeps of the event of a beginning. It belongs to who begins something, so that beginning makes no object. The
-// zero value, and one that End has ended, is ready for Begin; it may not be copied.
+// Opening is what Log.Begin keeps of the event of a beginning, and memory for that of its end. It belongs to who begins something, so that
+// neither makes an object. The zero value, and one that End has ended, is ready for Begin; it may not be copied.
 type Opening struct {
+	who  who    // of the last end
+	text []byte // memory for that of an end
+
 	event         Brief
 	details       [4]Detail // memory for event.Details
 	waits         bool      // it is among Log.openings
@@ -78,19 +81,36 @@ func (l *Log) Begin(o *Opening, e *Brief) {
 	l.complain(e.Action, full, err)
 }
 
-// End notes e, the end of what Begin began with o, as Jot does.
+// End notes e, the end of what Begin began with o, as Jot does. What it is to say is written beforehand, so that the many that end at the same
+// time don't wait for one another's.
 func (l *Log) End(o *Opening, e *Brief) {
 	at := e.At
 	if at.IsZero() {
 		at = time.Now()
 	}
+	text, err := o.write(e)
 	l.mu.Lock()
 	if o.waits {
 		l.openings.remove(o)
 	}
-	full, err := l.jot(e, at)
+	full, err := l.jotText(e, at, text, err)
 	l.mu.Unlock()
 	l.complain(e.Action, full, err)
+}
+
+// keepText is the longest text of an end whose memory is kept for the next.
+const keepText = 4 << 10
+
+// write is the text of an end, from the end of its time on. It is valid until the next.
+func (o *Opening) write(e *Brief) ([]byte, error) {
+	text, err := o.who.append(o.text[:0], e)
+	if err != nil {
+		return nil, err
+	}
+	if text, err = appendWhat(text, e); err == nil && cap(text) <= keepText {
+		o.text = text
+	}
+	return text, err
 }
 
 // settle makes a note of a beginning whose end is not waited for any more. The lock is held.

@@ -315,6 +315,8 @@ func TestOpsLookAround(t *testing.T) {
 		{"ops", []string{"stream", "info", "RUNBUS_AUDIT"}, []string{"mirror"}},
 		{"ops", []string{"stream", "get", "RUNBUS_AUDIT", "1"}, []string{`"events":[`, `"writer":`}},
 		{"ops", []string{"stream", "get", "RUNBUS_AUDIT", "--last-for", "runbus.audit"}, []string{`"previous":`, `"events":[`}},
+		{"ops", []string{"stream", "get", "RUNBUS_AUDIT", "1", "--translate", "runink decode"}, []string{`"events":[`, `"writer":`}},
+		{"ops", []string{"sub", "--stream", "RUNBUS_AUDIT", "--all", "--count", "1", "--raw", "--translate", "runink decode", "runbus.audit"}, []string{`{"number":"1"`, `"events":[`}},
 		{"ops", []string{"sub", "--stream", "RUNBUS_AUDIT", "--all", "--count", "1", "--raw", "runbus.audit"}, []string{`"number":"1"`, `"events":[`}},
 		{"ops", []string{"account", "info"}, []string{"OPS"}},
 		{"sys", []string{"server", "list"}, []string{"runbus-"}},

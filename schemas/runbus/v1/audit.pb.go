@@ -130,7 +130,8 @@ func (x *AuditEvent) GetDetails() map[string]string {
 }
 
 // AuditBatch is one message of the audit stream: the events of one group commit, chained to the batch before. It is stored
-// as protobuf JSON, so that `nats stream get` shows it in readable form, and the chain is over the stored bytes.
+// as protobuf JSON, so that `nats stream get` shows it in readable form; one of many events is packed (Snappy's block format, which the header
+// `Content-Encoding` tells), and `runink decode` shows it. The chain is over the stored bytes.
 type AuditBatch struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 for the first batch; one more for each.
