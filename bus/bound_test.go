@@ -60,3 +60,31 @@ func TestBundlesGrowWithManyStreams(t *testing.T) {
 		}
 	}
 }
+
+// Those who come together leave in one message: none of them by itself behind the others, as it was too much for their bundle.
+func TestNobodyIsLeftBehind(t *testing.T) {
+	p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour))
+	w := p.wire(t)
+	for _, size := range []int{100, 1 << 10, 3 << 10, 6 << 10, 14 << 10} {
+		rows := bytes.Repeat([]byte("x"), size)
+		streams := 0
+		for p.senders.GiveWay(); p.senders.GivesWay(); streams++ {
+			s, r := p.wholly(schemas.NewID())
+			defer r.Close()
+			send(t, s, &runbusv1.RunnerWorkAccepted{Pid: wholePid})
+			s.Finish(lastChunk(rows), response(), func(error) {})
+		}
+		select {
+		case msg := <-w.messages:
+			left := map[string]bool{}
+			for _, f := range framesOf(t, msg) {
+				left[f.GetDispatchId()] = true
+			}
+			if len(left) != streams {
+				t.Errorf("of %d streams with %d bytes each %d left together", streams, size, len(left))
+			}
+		case <-within(t).Done():
+			t.Fatal("nothing leaves")
+		}
+	}
+}

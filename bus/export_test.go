@@ -12,7 +12,22 @@ func (s *Senders) Busy() (free func()) {
 	return func() { s.drain(math.MaxInt) }
 }
 
-// Busy is the same for assignments.
+// GiveWay has the writer's part, and gives way with it until somebody takes it over.
+func (s *Senders) GiveWay() {
+	occupy(&s.mu, &s.writing)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.gathering.on = true
+}
+
+// GivesWay reports whether nobody has taken it over yet.
+func (s *Senders) GivesWay() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.gathering.on
+}
+
+// Busy is Senders.Busy for assignments.
 func (r *Receivers) Busy() (free func()) {
 	occupy(&r.assigning, &r.writing)
 	return func() { _ = r.assign(nil, math.MaxInt) }

@@ -161,6 +161,18 @@ func (o *outbox) peek() int {
 	return o.frames[o.cursor-o.acked-1].size()
 }
 
+// waiting is the size of all frames that take would give, in bytes.
+func (o *outbox) waiting() (bytes int) {
+	if !o.ready() {
+		return 0
+	}
+	ready := o.frames[o.cursor-o.acked-1:]
+	for i := range ready {
+		bytes += ready[i].size()
+	}
+	return bytes
+}
+
 // failed says that the link did not take frame seq and those after it. They stay, and go out again after resume. It reports whether that
 // means anything: not if the stream was resumed in the meantime and will send them anyway, or is another one by now.
 func (o *outbox) failed(seq, epoch uint64) bool {

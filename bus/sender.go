@@ -87,7 +87,7 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	final, bytes := s.out.final, s.out.peek()
+	final, bytes := s.out.final, s.out.waiting()
 	lazy := s.bundles && !final && s.out.held < bundleBytes
 	s.mu.Unlock()
 	switch {
@@ -118,7 +118,7 @@ func (s *Sender) Finish(last *runbusv1.RunnerWorkChunk, result *runbusv1.RunnerW
 		if err = s.finish(last, result); err == nil {
 			s.ended = ended
 		}
-		bytes = s.out.peek()
+		bytes = s.out.waiting()
 		s.mu.Unlock()
 	}
 	if err != nil {
