@@ -16,7 +16,7 @@ func TestBundlesGrowWithManyStreams(t *testing.T) {
 	for _, c := range []struct {
 		streams, least, most int
 		large                int // bytes of a chunk before the last
-	}{{60, 14 << 10, 15 << 10, 0}, {300, 58 << 10, 60 << 10, 0}, {300, 1, 60 << 10, 20 << 10}} {
+	}{{60, 14 << 10, 15 << 10, 0}, {300, 118 << 10, 120 << 10, 0}, {300, 1, 120 << 10, 20 << 10}} {
 		p := newPair(t, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour))
 		w := p.wire(t)
 		rows, large := bytes.Repeat([]byte("x"), 1<<10), bytes.Repeat([]byte("y"), c.large)

@@ -108,8 +108,7 @@ func (d *Dispatcher) assign(run *run) *ending {
 		if a, ok := run.stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
-				at := d.d.Now()
-				run.accept(f.GetPid(), at)
+				run.accept(f.GetPid(), run.came())
 				if run.runner.Unheard {
 					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
 				}

@@ -15,7 +15,8 @@ const lostLinger = 200 * time.Millisecond
 // stream is the result stream of one run.
 type stream struct {
 	receiver *bus.Receiver
-	closed   bool // nothing comes any more
+	closed   bool      // nothing comes any more
+	at       time.Time // when what take gives had come: once for all that came together; zero: not asked for yet
 }
 
 // arrival is a frame, or an error of the stream.
@@ -47,6 +48,9 @@ func (d *Dispatcher) shut(run *run) {
 func (s *stream) take() (arrival, bool) {
 	if s.closed {
 		return arrival{}, false
+	}
+	if s.receiver.Drained() {
+		s.at = time.Time{}
 	}
 	f, err := s.receiver.Try()
 	s.closed = err != nil && !isNoResponders(err)
