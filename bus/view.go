@@ -189,7 +189,9 @@ func (v *view) read(n *names, p *parts, whole int, share bool) (Frame, *whole, e
 // own is a piece of Arrow in a message of whole bytes, or a copy of it where the message should not be kept for it.
 func own(piece []byte, whole int, share bool) []byte {
 	if len(piece) > 0 && (!share || whole > shareWithin) && (len(piece) < shareAbove || len(piece) < whole/2) {
-		return append([]byte{}, piece...)
+		copied := make([]byte, len(piece)) // which append would clear beyond its length
+		copy(copied, piece)
+		return copied
 	}
 	return piece
 }

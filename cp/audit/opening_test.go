@@ -1,8 +1,11 @@
 package audit
 
 import (
+	"strings"
 	"testing"
 	"time"
+
+	"pgregory.net/rapid"
 
 	"github.com/org-runink/runbus/bus/bustest"
 	"github.com/org-runink/runbus/bus/embedded"
@@ -104,4 +107,32 @@ func TestAtClose(t *testing.T) {
 	if err != nil || len(events) != 2 || events[0].GetAction() != "last" || events[1].GetAction() != "begin" {
 		t.Fatalf("%v, %v", events, err)
 	}
+}
+
+// What an end says is written as every event is, whatever the ends before it said.
+func TestEndSaysWhatItIs(t *testing.T) {
+	words := rapid.SampledFrom([]string{"", "a", "b", "for this action", "µs", "\"", "\xff", strings.Repeat("x", keepValue), strings.Repeat("y", keepValue+1), strings.Repeat("z", keepText)})
+	detail := rapid.Custom(func(t *rapid.T) Detail {
+		name := words.Draw(t, "name")
+		switch rapid.IntRange(0, 3).Draw(t, "form") {
+		case 0:
+			return Int(name, rapid.Int64().Draw(t, "number"))
+		case 1:
+			return Took(name, time.Duration(rapid.Int64().Draw(t, "duration")))
+		}
+		return Detail{Name: name, Value: words.Draw(t, "value")}
+	})
+	rapid.Check(t, func(t *rapid.T) {
+		var o Opening
+		for range rapid.IntRange(1, 6).Draw(t, "ends") {
+			e := Brief{
+				Tenant: words.Draw(t, "tenant"), Actor: words.Draw(t, "actor"), Action: words.Draw(t, "action"), Subject: words.Draw(t, "subject"), Outcome: words.Draw(t, "outcome"),
+				Details: rapid.SliceOfN(detail, 0, len(o.said)+2).Draw(t, "details"),
+			}
+			want, failed := appendRest(nil, &e)
+			if got, err := o.write(&e); string(got) != string(want) || (err == nil) != (failed == nil) {
+				t.Fatalf("%q (%v), not %q (%v)", got, err, want, failed)
+			}
+		}
+	})
 }
