@@ -105,7 +105,7 @@ func (r *Receiver) Next(ctx context.Context) (Frame, error) {
 
 // Try is Next without waiting: no frame and no error when there is nothing yet.
 func (r *Receiver) Try() (Frame, error) {
-	if r.Drained() {
+	if r.at == len(r.got) {
 		if !r.news.Load() {
 			return nil, nil
 		}
@@ -121,10 +121,6 @@ func (r *Receiver) Try() (Frame, error) {
 	r.at++
 	return f, nil
 }
-
-// Drained reports whether Try has given out all that it has taken out: what it gives next came later, or is looked at later. It is for who
-// calls Try.
-func (r *Receiver) Drained() bool { return r.at == len(r.got) }
 
 // look takes out what has come, as much as there is memory for.
 func (r *Receiver) look() error {

@@ -108,7 +108,8 @@ func (d *Dispatcher) assign(run *run) *ending {
 		if a, ok := run.stream.take(); ok {
 			switch f := a.frame.(type) {
 			case *runbusv1.RunnerWorkAccepted:
-				run.accept(f.GetPid(), run.came())
+				at := d.d.Now()
+				run.accept(f.GetPid(), at)
 				if run.runner.Unheard {
 					d.d.Registry.Heard(run.runner.Ref, run.runner.Session)
 				}

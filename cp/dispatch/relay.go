@@ -15,8 +15,7 @@ const lostLinger = 200 * time.Millisecond
 // stream is the result stream of one run.
 type stream struct {
 	receiver *bus.Receiver
-	closed   bool      // nothing comes any more
-	at       time.Time // when what take gives had come: once for all that came together; zero: not asked for yet
+	closed   bool // nothing comes any more
 }
 
 // arrival is a frame, or an error of the stream.
@@ -48,9 +47,6 @@ func (d *Dispatcher) shut(run *run) {
 func (s *stream) take() (arrival, bool) {
 	if s.closed {
 		return arrival{}, false
-	}
-	if s.receiver.Drained() {
-		s.at = time.Time{}
 	}
 	f, err := s.receiver.Try()
 	s.closed = err != nil && !isNoResponders(err)

@@ -270,14 +270,6 @@ func (r *run) add(phase, by string, at time.Time) {
 	r.live.Changed()
 }
 
-// came is when the frame that the stream gave last had come.
-func (r *run) came() time.Time {
-	if r.stream.at.IsZero() {
-		r.stream.at = r.now()
-	}
-	return r.stream.at
-}
-
 // accept notes the process that took the work.
 func (r *run) accept(pid int64, at time.Time) {
 	r.mu.Lock()
@@ -300,12 +292,12 @@ func (r *run) count(rows, bytes int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if rows > r.rows {
-		at := r.came()
+		now := r.now()
 		if r.rows == 0 {
-			r.firstRow = at
-			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: at, By: r.there})
+			r.firstRow = now
+			r.phases = append(r.phases, PhaseAt{Phase: PhaseFirstRow, At: now, By: r.there})
 		}
-		r.lastRow = at
+		r.lastRow = now
 	}
 	r.rows, r.bytes = max(r.rows, rows), max(r.bytes, bytes)
 	r.live.Changed()
