@@ -68,7 +68,7 @@ func TestNobodyIsLeftBehind(t *testing.T) {
 	for _, size := range []int{100, 1 << 10, 3 << 10, 6 << 10, 14 << 10} {
 		rows := bytes.Repeat([]byte("x"), size)
 		streams := 0
-		for p.senders.GiveWay(); p.senders.GivesWay(); streams++ {
+		for p.senders.GiveWay(); p.senders.StillGivesWay(); streams++ {
 			s, r := p.wholly(schemas.NewID())
 			defer r.Close()
 			send(t, s, &runbusv1.RunnerWorkAccepted{Pid: wholePid})

@@ -20,8 +20,8 @@ func (s *Senders) GiveWay() {
 	s.gathering.on = true
 }
 
-// GivesWay reports whether nobody has taken it over yet.
-func (s *Senders) GivesWay() bool {
+// StillGivesWay reports whether nobody has taken it over yet.
+func (s *Senders) StillGivesWay() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.gathering.on

@@ -27,9 +27,9 @@ const (
 	SealingKeys Bucket = "runbus_sealing_keys"
 )
 
-// Format is the format of data folders that this version makes: the number of the last change of the set of security
-// streams. 1: identities, known, audit; 2: the registry as well.
-const Format = 2
+// Format is the format of data folders that this version makes: the number of the last change of the set of security streams, or of what is
+// stored in them and an earlier version can't read. 1: identities, known, audit; 2: the registry as well; 3: packed batches in the audit.
+const Format = 3
 
 const (
 	leaseTTL = 30 * time.Second

@@ -293,8 +293,8 @@ func TestOverflow(t *testing.T) {
 	run(t, l)()                   // ended at once, and yet it writes all
 	told, notes := "", 0
 	if err := s.ReadAudit(ctx, 1, func(_ uint64, body []byte) error {
-		if len(body) > maxBatchBytes {
-			t.Errorf("a batch has %d bytes", len(body))
+		if text, err := Text(body); err != nil || len(text) > maxBatchBytes {
+			t.Errorf("a batch has %d bytes: %v", len(text), err)
 		}
 		batch, err := decodeBatch(body)
 		for _, e := range batch.GetEvents() {

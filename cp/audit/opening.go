@@ -83,7 +83,7 @@ func (l *Log) Begin(o *Opening, e *Brief) {
 }
 
 // End notes e, the end of what Begin began with o, as Jot does. What it is to say is written beforehand, so that the many that end at the same
-// time don't wait for one another's.
+// time don't wait for one another's. One goroutine at a time calls it with the same o; Begin may have been another's call.
 func (l *Log) End(o *Opening, e *Brief) {
 	at := e.At
 	if at.IsZero() {
