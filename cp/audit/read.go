@@ -15,7 +15,8 @@ import (
 const (
 	listDefault = 100
 	listMost    = 1000
-	listWindow  = 64 // batches read at once, backwards
+	listFirst   = 4  // batches that List reads first, backwards
+	listWindow  = 64 // …and twice as many each time, up to these
 )
 
 // List are the last events of one tenant, newest last: at most limit, of which zero or less means 100 and more than 1,000
@@ -34,19 +35,24 @@ func (l *Log) List(ctx context.Context, tenant string, limit int) ([]*runbusv1.A
 		return nil, unreadable(err)
 	}
 	var found []*runbusv1.AuditEvent
-	for to := last; to > 0 && len(found) < limit; to -= min(to, listWindow) {
+	for to, n := last, uint64(listFirst); to > 0 && len(found) < limit; to, n = to-min(to, n), min(2*n, listWindow) {
+		wanted := limit - len(found)
 		var window []*runbusv1.AuditEvent
-		err := l.readTo(ctx, to, func(e *runbusv1.AuditEvent) {
-			if e.GetTenant() == tenant {
-				window = append(window, e)
+		err := l.readTo(ctx, to, n, func(e *runbusv1.AuditEvent) {
+			if e.GetTenant() != tenant {
+				return
 			}
+			if len(window) >= 2*wanted { // packed, the window may have 65,536 of which one is wanted
+				window = slices.Delete(window, 0, len(window)-wanted)
+			}
+			window = append(window, e)
 		})
 		if err != nil {
 			return nil, err
 		}
-		found = slices.Concat(window, found)
+		found = slices.Concat(window[max(0, len(window)-wanted):], found)
 	}
-	return found[max(0, len(found)-limit):], nil
+	return found, nil
 }
 
 // Has reports whether the log has the event of this id, which happened at that time. It reads backwards as far as that takes.
@@ -57,7 +63,7 @@ func (l *Log) Has(ctx context.Context, id string, at time.Time) (bool, error) {
 	}
 	for to := last; to > 0; to -= min(to, listWindow) {
 		found, older := false, true
-		err := l.readTo(ctx, to, func(e *runbusv1.AuditEvent) {
+		err := l.readTo(ctx, to, listWindow, func(e *runbusv1.AuditEvent) {
 			found = found || e.GetId() == id
 			older = older && e.GetAt().AsTime().Before(at.Add(-hasSlack))
 		})
@@ -71,9 +77,9 @@ func (l *Log) Has(ctx context.Context, id string, at time.Time) (bool, error) {
 // hasSlack is more than events of one time are apart in the log.
 const hasSlack = time.Minute
 
-// readTo gives each the events of the last listWindow batches up to that number, oldest first.
-func (l *Log) readTo(ctx context.Context, to uint64, each func(*runbusv1.AuditEvent)) error {
-	err := l.store.ReadAudit(ctx, to-min(to, listWindow)+1, func(seq uint64, body []byte) error {
+// readTo gives each the events of the last n batches up to that number, oldest first.
+func (l *Log) readTo(ctx context.Context, to, n uint64, each func(*runbusv1.AuditEvent)) error {
+	err := l.store.ReadAudit(ctx, to-min(to, n)+1, func(seq uint64, body []byte) error {
 		if seq > to {
 			return errEnough
 		}
