@@ -243,3 +243,23 @@ func (l *loop) dispatch(ctx context.Context, id string) error {
 		}
 	}
 }
+
+// BenchmarkSendUnwritten is 20,000 small chunks of one stream that come while the writer is held up: what one costs doesn't depend on how
+// many there are before it.
+func BenchmarkSendUnwritten(b *testing.B) {
+	const chunks = 20_000
+	p := newPair(b, bus.ProbeAfter(time.Hour), bus.KeepaliveEvery(time.Hour))
+	rows := []byte("0123456789")
+	for b.Loop() {
+		s, r := p.open(schemas.NewID(), bus.MaxWindow)
+		s.Bundle()
+		free := p.senders.Busy()
+		for range chunks {
+			send(b, s, chunk(rows))
+		}
+		s.Close()
+		free()
+		r.Close()
+	}
+	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N)/chunks, "ns/chunk")
+}

@@ -87,7 +87,10 @@ func (s *Sender) Send(ctx context.Context, f Frame) error {
 		s.mu.Unlock()
 		return err
 	}
-	final, bytes := s.out.final, s.out.waiting()
+	final, bytes := s.out.final, 0
+	if final { // else nobody asks, and who sends much while the link is slow would count it all for each frame
+		bytes = s.out.waiting()
+	}
 	lazy := s.bundles && !final && s.out.held < bundleBytes
 	s.mu.Unlock()
 	switch {
