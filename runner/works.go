@@ -12,9 +12,9 @@ import (
 	runbusv1 "github.com/org-runink/runbus/schemas/runbus/v1"
 )
 
-// mostUndelivered is how many ended works may wait for the acknowledgement of their results beside those that run, or the number
-// of slots if that is more. Each has a window of chunks at most, of which there may be mostWindows, or the number of slots: callers that
-// take nothing must not fill this process's memory.
+// mostUndelivered is how many ended works may wait for the acknowledgement of their results, beside one for each slot: whoever has a result
+// may give the slot new work before it is acknowledged. Each has a window of chunks at most, of which there may be mostWindows, or the number
+// of slots: callers that take nothing must not fill this process's memory.
 const (
 	mostUndelivered = 256
 	mostWindows     = 16
@@ -181,7 +181,7 @@ func (w *works) refusal() error {
 		return schemas.ErrRunnerOffline(a.ref.Runner, "draining")
 	case w.running >= a.cfg.Concurrency:
 		return a.worded(schemas.ErrRunnerBusy(a.ref.Runner, a.cfg.Concurrency), childBusy)
-	case w.undelivered >= max(mostUndelivered, a.cfg.Concurrency), w.held >= bus.MaxWindow*int64(max(mostWindows, a.cfg.Concurrency)):
+	case w.undelivered >= mostUndelivered+a.cfg.Concurrency, w.held >= bus.MaxWindow*int64(max(mostWindows, a.cfg.Concurrency)):
 		return schemas.ErrRunnerBacklog(a.ref.Runner, w.undelivered)
 	}
 	return nil

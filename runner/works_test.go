@@ -5,6 +5,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -115,11 +116,19 @@ func TestASilentReplicaThatComesBackGetsItsResults(t *testing.T) {
 	more.fails(schemas.CodeOutcomeUnknown)
 }
 
-// Results that nobody acknowledges don't pile up for ever: the runner is busy until they are gone.
+// Results that nobody acknowledges don't pile up for ever: the runner is busy until they are gone. They never keep a slot from new work whose
+// last one only lacks its acknowledgement.
 func TestUndeliveredResultsAreBounded(t *testing.T) {
+	for _, slots := range []int{1, 300} {
+		t.Run(strconv.Itoa(slots), func(t *testing.T) { undeliveredResultsAreBounded(t, slots) })
+	}
+}
+
+func undeliveredResultsAreBounded(t *testing.T, slots int) {
+	t.Helper()
 	cp := newControlPlane(t)
 	ended := make(chan struct{}, 256)
-	p := cp.start(t, nil, func(a *Agent) {
+	p := cp.start(t, func(c *Config) { c.Concurrency = slots }, func(a *Agent) {
 		a.waits.goodbye = time.Millisecond
 		a.waits.delivery, a.times = time.Hour, []bus.Option{bus.OrphanAfter(time.Hour)} // however long the test takes
 		playing(func(_ context.Context, _ source.Request, out *source.Output) error {
@@ -128,7 +137,8 @@ func TestUndeliveredResultsAreBounded(t *testing.T) {
 		})(a)
 	})
 	silent := func(m *runbusv1.RunnerWorkAssignment) { m.Replica = schemas.NewID() } // nobody is there
-	for range mostUndelivered {
+	most := mostUndelivered + slots
+	for range most {
 		p.assign(silent)
 		receive(t, ended, "end of a fetch")
 		for p.works.count() > 0 {
@@ -136,7 +146,7 @@ func TestUndeliveredResultsAreBounded(t *testing.T) {
 		}
 	}
 	r, ok := p.assign(nil).next().(*runbusv1.RunnerWorkResult)
-	want := schemas.ErrRunnerBacklog(edge.Runner, mostUndelivered)
+	want := schemas.ErrRunnerBacklog(edge.Runner, most)
 	if got := r.GetError(); !ok || got.GetCode() != string(want.Code) || got.GetMessage() != want.Message {
 		t.Errorf("answered with %v, want %q", r, want.Message)
 	}
