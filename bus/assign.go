@@ -61,18 +61,14 @@ func (r *Receiver) Assign(t Trace, to Abilities, body []byte) error {
 	if len(body) > MaxPayload-headerRoom {
 		return schemas.Errorf(schemas.CodeLimit, "RunnerWorkAssignment of %d bytes is over the %d bytes of the bus", len(body), MaxPayload-headerRoom)
 	}
-	reads := uint32(0)
-	if to.ChunksTell {
-		reads |= patient
-	}
-	if to.Settled && to.Assignments {
-		reads |= settles
-	}
-	r.reads.Store(reads) // for who closes the stream
+	settles := to.Settled && to.Assignments
+	r.mu.Lock() // whoever closes the stream reads them
+	r.patient, r.settles = to.ChunksTell, settles
+	r.mu.Unlock()
 	r.unwritten.Add(1)
 	all := r.all
 	all.assigning.Lock()
-	all.queue = append(all.queue, assignment{r, body, to.Assignments, reads&settles != 0, t.clamped()})
+	all.queue = append(all.queue, assignment{r, body, to.Assignments, settles, t.clamped()})
 	// Half of those that are open leave together: then a runner works on these while the others are handed out.
 	full := len(all.queue) >= min((int(all.waits.Load())+1)/2, mostTogether)
 	if all.writing && (!full || !all.gathering.takeOver()) {

@@ -30,7 +30,6 @@ type Receiver struct {
 	window    atomic.Int64  // as in has it
 	batch     atomic.Uint64 // number of the message in which the assignment left with others; 0 for alone
 	unwritten atomic.Int64  // assignments of it that wait for their turn, or are being written
-	reads     atomic.Uint32 // what the runner that it was assigned to does: patient, settles
 
 	queued bool // guarded by all.mu: it is in all.ready
 
@@ -43,15 +42,11 @@ type Receiver struct {
 	in      inbox
 	parts   parts
 	bundles bool // the runner sends bundles, so it reads RunnerWorkCredits
+	patient bool // it stands many results that are not acknowledged
+	settles bool // it reads RunnerWorkAssignments.settled
 	nobody  bool // the assignment reached nobody
 	err     error
 }
-
-// Bits of Receiver.reads.
-const (
-	patient uint32 = 1 << iota // it stands many results that are not acknowledged
-	settles                    // it reads RunnerWorkAssignments.settled
-)
 
 // begin makes r the stream of a dispatch. Somebody who found it when it was another's may still look at it, hence the lock.
 func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatch string, most, window int64) {
@@ -69,9 +64,8 @@ func (r *Receiver) begin(all *Receivers, ref schemas.RunnerRef, session, dispatc
 	r.in.init(min(most, window), most)
 	r.window.Store(r.in.window)
 	r.batch.Store(0)
-	r.reads.Store(0)
 	r.bundles, r.nobody, r.err = false, false, nil
-	r.got, r.at, r.done, r.ends = r.few[:0], 0, 0, false
+	r.got, r.at, r.done, r.ends, r.patient, r.settles = r.few[:0], 0, 0, false, false, false
 	r.parts.acceptedUsed, r.parts.chunkUsed, r.parts.resultUsed, r.parts.wholeUsed = false, false, false, false
 	r.news.Store(false)
 }
@@ -193,8 +187,7 @@ func (r *Receiver) fail(err error) (last owedCredit, owed bool) {
 	if r.err == nil {
 		r.err = err
 		if r.in.last > r.in.acked {
-			reads := r.reads.Load()
-			last.ref, last.bundles, last.patient, last.settled = r.ref, r.bundles, reads&patient != 0, reads&settles != 0 && r.in.last == r.in.final
+			last.ref, last.bundles, last.patient, last.settled = r.ref, r.bundles, r.patient, r.settles && r.in.last == r.in.final
 			last.credit, owed = credit{dispatch: r.dispatch, session: r.session, acknowledged: r.in.last}, true
 		}
 		clear(r.in.queue)

@@ -204,8 +204,8 @@ func (s *Senders) enqueue(one *Sender) {
 }
 
 // push has a stream published now, by whoever writes already or by the caller. It has so many bytes more: those who came together are not
-// waited for when as many again would be more than a bundle takes. The one that is too much would leave alone behind it, as two in five did
-// while a bundle had to be full first (measured: at 256 in flight 5 % of the processor time).
+// waited for when as many again would be more than a bundle takes. The one that is too much would leave alone behind it, as two in five
+// messages did while a bundle had to be full first (measured: at 64 in flight a tenth of the processor time, at 256 2 %).
 func (s *Senders) push(one *Sender, bytes int) {
 	s.mu.Lock()
 	s.add(one)

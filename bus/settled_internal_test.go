@@ -14,10 +14,7 @@ func TestNothingIsSettledWithoutItsResult(t *testing.T) {
 	}{{true, true, 2}, {true, false, 0}, {false, false, 2}} {
 		one := &Receiver{}
 		one.begin(&Receivers{}, schemas.RunnerRef{Tenant: "acme", Runner: "edge"}, "s", "d", MaxWindow, MaxWindow)
-		if c.settles {
-			one.reads.Store(settles)
-		}
-		one.in.last, one.in.final = 2, c.final
+		one.settles, one.in.last, one.in.final = c.settles, 2, c.final
 		last, owed := one.fail(ErrClosed)
 		if !owed || last.settled != c.settled || last.credit != (credit{dispatch: "d", session: "s", acknowledged: 2}) {
 			t.Errorf("%+v: owed %t, %+v", c, owed, last)

@@ -193,37 +193,21 @@ func appendWho(b []byte, e *Brief) ([]byte, error) {
 
 // appendWhat appends the rest of an event, behind who did what.
 func appendWhat(b []byte, e *Brief) ([]byte, error) {
-	b, err := appendOn(b, e)
+	b, err := appendFields(b, [...]field{{`,"subject":`, e.Subject}, {`,"outcome":`, e.Outcome}, {}})
 	if err != nil {
 		return nil, err
 	}
+	before := `,"details":{`
 	for i := range e.Details {
-		if b, err = e.Details[i].append(append(b, beforeDetail(i)...)); err != nil {
+		if b, err = e.Details[i].append(append(b, before...)); err != nil {
 			return nil, err
 		}
+		before = `,`
 	}
-	return appendEnd(b, e), nil
-}
-
-// appendOn appends what an event is about and how it ended.
-func appendOn(b []byte, e *Brief) ([]byte, error) {
-	return appendFields(b, [...]field{{`,"subject":`, e.Subject}, {`,"outcome":`, e.Outcome}, {}})
-}
-
-// beforeDetail is what stands before detail i.
-func beforeDetail(i int) string {
-	if i == 0 {
-		return `,"details":{`
-	}
-	return `,`
-}
-
-// appendEnd appends what stands behind the details of an event.
-func appendEnd(b []byte, e *Brief) []byte {
 	if len(e.Details) > 0 {
 		b = append(b, '}')
 	}
-	return append(b, '}')
+	return append(b, '}'), nil
 }
 
 // field is a field of an event. Its name is JSON, with what stands before and behind it.

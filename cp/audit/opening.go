@@ -5,9 +5,8 @@ import "time"
 // Opening is what Log.Begin keeps of the event of a beginning, and memory for that of its end. It belongs to who begins something, so that
 // neither makes an object. The zero value, and one that End has ended, is ready for Begin; it may not be copied.
 type Opening struct {
-	who  who     // of the last end
-	said [8]said // …and its details
-	text []byte  // memory for that of an end
+	who  who    // of the last end
+	text []byte // memory for that of an end
 
 	event         Brief
 	details       [4]Detail // memory for event.Details
@@ -105,56 +104,13 @@ const keepText = 4 << 10
 // write is the text of an end, from the end of its time on. It is valid until the next.
 func (o *Opening) write(e *Brief) ([]byte, error) {
 	text, err := o.who.append(o.text[:0], e)
-	if err == nil {
-		text, err = appendOn(text, e)
-	}
-	for i := 0; i < len(e.Details) && err == nil; i++ {
-		text = append(text, beforeDetail(i)...)
-		if d := &e.Details[i]; i < len(o.said) {
-			text, err = o.said[i].append(text, d)
-		} else {
-			text, err = d.append(text)
-		}
-	}
 	if err != nil {
 		return nil, err
 	}
-	if text = appendEnd(text, e); cap(text) <= keepText {
+	if text, err = appendWhat(text, e); err == nil && cap(text) <= keepText {
 		o.text = text
 	}
-	return text, nil
-}
-
-// said writes a detail, of which many events in a row say the same, or at least give it the same name. The zero value is ready.
-type said struct {
-	name, value string // value is that of a text
-	form        form
-	text        []byte // of a number what stands before its value; empty: nothing was said yet
-}
-
-// keepValue is the longest value of a detail that is kept.
-const keepValue = 128
-
-// append appends what d.append does.
-func (s *said) append(b []byte, d *Detail) ([]byte, error) {
-	if len(d.Value) > keepValue {
-		return d.append(b)
-	}
-	if len(s.text) == 0 || s.name != d.Name || s.form != d.form || s.value != d.Value {
-		text, err := appendText(s.text[:0], d.Name)
-		if text = append(text, ':'); err == nil && d.form == asText {
-			text, err = d.appendValue(text)
-		}
-		if err != nil {
-			*s = said{}
-			return nil, err
-		}
-		*s = said{name: d.Name, value: d.Value, form: d.form, text: text}
-	}
-	if b = append(b, s.text...); d.form == asText {
-		return b, nil
-	}
-	return d.appendValue(b)
+	return text, err
 }
 
 // settle makes a note of a beginning whose end is not waited for any more. The lock is held.

@@ -125,7 +125,7 @@ func newMemory() any {
 // recycle gives the memory of a run to others. One that was cancelled, or went wrong, may still be in somebody's hands: that of one
 // which completed is not, once its assignments are written: a runner that guesses ids sends results before. Its watch has ended, and who
 // found it among the running ones had the lock that leave takes. Recorder and stream keep it, but take its lock, and know when it is
-// another's. What its end told the audit stays in opening, to be compared with the next one's.
+// another's. Who did it stays in opening, to be compared with the next one's.
 func (d *Dispatcher) recycle(r *run) {
 	if !r.asked.Load() && !r.hadGuard && r.receiver.Written() {
 		r.guard.sink, r.fetch, r.secrets = nil, nil, nil
